@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dshealthd.core.collector import Context
-    from dshealthd.jobs.processes import TrainingProcess
-    from dshealthd.jobs.ranks import Key
+    from dshealthd.jobs.processes import Key, TrainingProcess
+    from dshealthd.jobs.shares import Claim
 
 INFO = gauge(
     "dshealthd_job_heartbeat_page_info",
@@ -91,22 +91,22 @@ class HeartbeatPages(Collector):
 
     def collect(self) -> Iterator[Sample]:
         """Yield the pages of processes that have made them."""
-        processes = {_key(process): process for process in self._table()}
+        processes = {process.key: process for process in self._table()}
         self._collection += 1
         silent = self._check(processes)
         own = self._search(processes, silent)
         self._settle()
         begun = time.clock_gettime(time.CLOCK_BOOTTIME) - YOUNG
-        awaited = [one for one in own if _key(one) not in self._pages and one.started > begun]
+        awaited = [one for one in own if one.key not in self._pages and one.started > begun]
         yield AWAITED(len(awaited))
         having = [
             process
             for key, process in processes.items()
             if key in self._pages and self._owners[self._pages[key].inode] == key
         ]
-        for process in share_places(having, MAX_PAGES, _user, _job, lambda process: process.start):
-            page = self._pages[_key(process)]
-            place = process.launch.rank, process.user, *_key(process), page.number, page.inode
+        for process in share_places(having, MAX_PAGES, lambda one: (one.user, one.job, one.start)):
+            page = self._pages[process.key]
+            place = process.launch.rank, process.user, *process.key, page.number, page.inode
             yield INFO(1, process.job, *map(str, place))
 
     def _table(self) -> Sequence[TrainingProcess]:
@@ -139,19 +139,19 @@ class HeartbeatPages(Collector):
             if key not in self._pages or key in silent:
                 place = process.parent, process.job, process.launch.rank
                 (children if place in ranks else own).append(process)
-        first = share_places(own, MAX_SEARCHED - MIN_CHILDREN, _user, _job, self._last)
-        then = share_places(children, MAX_SEARCHED - len(first), _user, _job, self._last)
+        first = share_places(own, MAX_SEARCHED - MIN_CHILDREN, self._claim)
+        then = share_places(children, MAX_SEARCHED - len(first), self._claim)
         until = self.context.monotonic() + BUDGET
-        for key in map(_key, (*first, *then)):
+        for process in (*first, *then):
             if self.context.monotonic() >= until:
                 break
-            self._searched[key] = self._collection
-            if (page := self._find(key[0])) is not None:
-                self._pages[key] = page
+            self._searched[process.key] = self._collection
+            if (page := self._find(process.pid)) is not None:
+                self._pages[process.key] = page
         return own
 
-    def _last(self, process: TrainingProcess) -> int:
-        return self._searched[_key(process)]
+    def _claim(self, process: TrainingProcess) -> Claim:
+        return process.user, process.job, self._searched[process.key]
 
     def _settle(self) -> None:
         """Determine whose the pages are: a forked child holds its parent's page until it makes its
@@ -185,15 +185,3 @@ def _read(page: int, number: int) -> _Page:
         return _Page(number, os.fstat(page).st_ino, os.pread(page, PAGE, 0))
     finally:
         os.close(page)
-
-
-def _key(process: TrainingProcess) -> Key:
-    return process.pid, process.start
-
-
-def _user(process: TrainingProcess) -> int | None:
-    return process.user
-
-
-def _job(process: TrainingProcess) -> str:
-    return process.job

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 from collections import defaultdict
 from typing import TYPE_CHECKING
@@ -20,12 +21,12 @@ from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.core.text import printable
 from dshealthd.jobs import shares
 from dshealthd.jobs.environment import watchdog_seconds
-from dshealthd.jobs.processes import ProcessTable
+from dshealthd.jobs.processes import ProcessTable, read_stat
 from dshealthd.jobs.rank_processes import RankProcesses
 from dshealthd.jobs.ras.address import PORT, parse_address
 from dshealthd.linux import sock_diag
 from dshealthd.linux.activity import IDLE_SHARE, busiest, demands
-from dshealthd.linux.process import TICKS, open_files, parse_stat
+from dshealthd.linux.process import TICKS, open_files
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.socket_owners import parse_inode
 from dshealthd.linux.socket_waits import peers_awaited, ports_served
@@ -212,10 +213,10 @@ class JobActivity(Collector):
         threads, children = self._ranks.threads.get(job, {}), _children(members)
         working = set()
         for process in members:
-            key = process.pid, process.start
-            if process.pid not in children and key in threads:
-                before = self._before.get((_MAIN, key))
-                if before is None or threads[key][0] - before >= IDLE_SHARE * (elapsed or 0.0):
+            if process.pid not in children and process.key in threads:
+                before = self._before.get((_MAIN, process.key))
+                ran = math.inf if before is None else threads[process.key][0] - before
+                if ran >= IDLE_SHARE * (elapsed or 0.0):
                     working.add(process.launch.rank)
         return [process for process in members if process.launch.rank not in working]
 
@@ -226,9 +227,8 @@ class JobActivity(Collector):
         before, self._demands = self._demands, {}
         for job, members in idle.items():
             for process in members:
-                key = process.pid, process.start
-                if key in self._ranks.threads.get(job, {}):
-                    self._demands[key] = demands(self.host, process.pid)
+                if process.key in self._ranks.threads.get(job, {}):
+                    self._demands[process.key] = demands(self.host, process.pid)
         return {key: busiest(before.get(key, {}), now) for key, now in self._demands.items()}
 
     def _job(
@@ -255,24 +255,23 @@ class JobActivity(Collector):
             if (fault := self.context.entering(part)) is not None:
                 yield fault
                 continue
-            key = process.pid, process.start
             place = self.host.proc(str(process.pid))
             try:
                 moved = parse_io(read_bytes(f"{place}/io", 4096))
-                stat = parse_stat(read_bytes(f"{place}/stat", 4096))
+                stat = read_stat(self.host, process.pid)
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
             except (OSError, ValueError, ArithmeticError) as error:
                 yield fault_of(part, error)
                 continue
             ticks = stat.children_ticks + (stat.cpu_ticks if process.pid in children else 0)
-            count(FILES, key, moved)
-            count(CHILDREN, key, ticks / TICKS)
+            count(FILES, process.key, moved)
+            count(CHILDREN, process.key, ticks / TICKS)
         for where, (moved_there, new) in (sockets or {}).items():
             count(SOCKETS, where, moved_there, new=new)
         if sockets is not None and not sockets:
             rises[SOCKETS].append(0.0)
-        ranks = {(process.pid, process.start): process.launch.rank for process in members}
+        ranks = {process.key: process.launch.rank for process in members}
         took: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
         for key, both in self._ranks.threads.get(job, {}).items():
             for which, seconds in zip((_MAIN, _ALL), both, strict=True):

@@ -8,7 +8,6 @@ DeepSpeed's `latest` names by the names, sizes and last bytes of its files; it u
 from __future__ import annotations
 
 import functools
-import os
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import (
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.core.collector import Context, Fault
-    from dshealthd.jobs.processes import TrainingProcess
+    from dshealthd.jobs.processes import Key, TrainingProcess
     from dshealthd.training.saved import Saved
 
 FREE = gauge(
@@ -63,15 +62,6 @@ CANDIDATES = 4
 """Processes of rank 0 to search for a heartbeat page: data loaders inherit its environment."""
 
 
-class _Followed:
-    """The heartbeat page of a job's rank 0, and what is known of its checkpoints."""
-
-    def __init__(self, page: int) -> None:
-        """Take ownership of the descriptor of a page."""
-        self.page = page
-        self.watch = CheckpointWatch()
-
-
 class JobCheckpoint(Collector):
     """Reads files that users name and that may be on a network file system."""
 
@@ -81,85 +71,57 @@ class JobCheckpoint(Collector):
 
     def __init__(self, options: CollectorOptions, context: Context) -> None:
         super().__init__(options, context)
-        self._followed: dict[tuple[int, int], _Followed] = {}
+        self._watches: dict[Key, CheckpointWatch] = {}
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield what is known of each job's checkpoints; nothing for a job that reports none."""
         until = self.context.monotonic() + BUDGET
         processes = self.context.shared(ProcessTable).refresh()
-        jobs = shares.jobs_with_places(process for process in processes if process.launch.rank == 0)
-        gone = dict(self._followed)
-        for job, members in jobs.items():
+        first = [process for process in processes if process.launch.rank == 0]
+        keys = {process.key for process in first}
+        self._watches = {key: watch for key, watch in self._watches.items() if key in keys}
+        for job, members in shares.jobs_with_places(first).items():
             part = f"checkpoints of {job}"
             if (fault := self.context.entering(part)) is not None:
-                for process in members:
-                    gone.pop((process.pid, process.start), None)
                 yield fault
                 continue
-            yield from one_of_many(part, functools.partial(self._job, job, members, gone, until))
-        for key, followed in gone.items():
-            del self._followed[key]
-            os.close(followed.page)
+            yield from one_of_many(part, functools.partial(self._job, job, members, until))
 
     def _job(
-        self,
-        job: str,
-        members: list[TrainingProcess],
-        gone: dict[tuple[int, int], _Followed],
-        until: float,
+        self, job: str, members: list[TrainingProcess], until: float
     ) -> Iterator[Sample | Fault]:
-        found = self._follow(members)
-        if found is None:
+        if (found := self._reporter(members)) is None:
             return
-        process, followed = found
-        gone.pop((process.pid, process.start), None)
-        fault = self._check(f"checkpoints of {job}", process, followed, until)
-        if fault is not None:
-            yield fault
-        yield from _show(job, followed.watch)
+        process, page = found
+        clock, key = self.context.monotonic, process.key
+        watch = self._watches.setdefault(key, CheckpointWatch())
+        try:
+            if (saved := _last_save(page)) is not None:
+                with Root.of_process(self.host, process.pid) as root:
+                    watch.check(root, saved, clock(), lambda: clock() < until)
+        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+            del self._watches[key]  # it has ended, or its directory was removed
+        except (OSError, ValueError, ArithmeticError) as error:
+            del self._watches[key]
+            yield fault_of(f"checkpoints of {job}", error)
+        else:
+            yield from _show(job, watch)
 
-    def close(self) -> None:
-        """Close the heartbeat pages of the followed jobs."""
-        for followed in self._followed.values():
-            os.close(followed.page)
-        self._followed.clear()
-
-    def _follow(self, members: list[TrainingProcess]) -> tuple[TrainingProcess, _Followed] | None:
-        """Return the process that reports a job's checkpoints: the rank 0 that started last.
+    def _reporter(self, members: list[TrainingProcess]) -> tuple[TrainingProcess, bytes] | None:
+        """Return the process that reports a job's checkpoints, with its page: the rank 0 that
+        started last.
 
         An older one is left over from an earlier run. Its children started later, but have no page
         of their own.
         """
-        own = _own(members)
-        for process in own[-CANDIDATES:][::-1]:
-            key = process.pid, process.start
-            if key in self._followed:
-                return process, self._followed[key]
+        for process in _own(members)[-CANDIDATES:][::-1]:
             try:
                 found = find_page(self.host, process.pid)
             except OSError:  # it has ended, or access is denied, which open_files reports
                 continue
             if found is not None:
-                self._followed[key] = _Followed(found[0])
-                return process, self._followed[key]
-        return None
-
-    def _check(
-        self, part: str, process: TrainingProcess, followed: _Followed, until: float
-    ) -> Fault | None:
-        """Check a job's newest checkpoint unless it is saving now; return a fault if that fails."""
-        clock = self.context.monotonic
-        try:
-            saved = _last_save(followed.page)
-            if saved is None:
-                return None
-            with Root.of_process(self.host, process.pid) as root:
-                followed.watch.check(root, saved, clock(), lambda: clock() < until)
-        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
-            followed.watch = CheckpointWatch()  # it has ended, or its directory was removed
-        except (OSError, ValueError, ArithmeticError) as error:
-            followed.watch = CheckpointWatch()
-            return fault_of(part, error)
+                with open(found[0], "rb") as page:
+                    return process, page.read(PAGE)
         return None
 
 
@@ -169,15 +131,14 @@ def _own(members: list[TrainingProcess]) -> list[TrainingProcess]:
     return [process for process in members if process.parent not in pids]
 
 
-def _last_save(page: int) -> Saved | None:
+def _last_save(page: bytes) -> Saved | None:
     """Return where a training job saved its last checkpoint; None during a save or if it never did.
 
-    Also None for a page that is being written right now: the next look reads it again. The
+    Also None for a page that was read while it was written: the next look reads it again. The
     reader of heartbeats counts pages that never hold a complete message.
     """
-    data = os.pread(page, PAGE, 0)
     try:
-        return None if newest_message(data).phase == Phase.CHECKPOINT else decode(data)
+        return None if newest_message(page).phase == Phase.CHECKPOINT else decode(page)
     except (ValueError, ArithmeticError):
         return None
 

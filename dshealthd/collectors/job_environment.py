@@ -27,11 +27,11 @@ from dshealthd.core.collector import (
     every,
     gauge,
 )
-from dshealthd.core.host import read_bytes
 from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs import environment_problems as problems
 from dshealthd.jobs.environment import (
     NCCL_COMMON,
+    digest,
     held_gpus,
     launched_by,
     natural,
@@ -42,11 +42,10 @@ from dshealthd.jobs.nccl.names import Misnomer, newer
 from dshealthd.jobs.nccl.release import MappedReleases, UnknownRelease
 from dshealthd.jobs.nccl.settings import parse_configuration
 from dshealthd.jobs.network_devices import NetworkDevices
-from dshealthd.jobs.processes import ProcessTable
-from dshealthd.jobs.ranks import Ranks, digest
+from dshealthd.jobs.processes import ProcessTable, read_stat
+from dshealthd.jobs.ranks import Ranks
 from dshealthd.jobs.shares import MAX_JOBS, MAX_RANKS, share_places
 from dshealthd.linux.pci import bus
-from dshealthd.linux.process import parse_stat
 from dshealthd.linux.process_root import Root
 from dshealthd.linux.socket_owners import started_by
 
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Context
     from dshealthd.jobs.processes import TrainingProcess
     from dshealthd.jobs.ranks import Run
+    from dshealthd.jobs.shares import Claim
 
 INFO = gauge(
     "dshealthd_job_run_info",
@@ -184,13 +184,7 @@ class JobEnvironment(Collector):
         before, self._told = self._told, {}
         network = NetworkDevices(self.context)
         gpus, self._mixed = self._gpus() if runs else (None, False)
-        for run in share_places(
-            runs,
-            MAX_JOBS,
-            lambda run: run.processes[0].user,
-            lambda run: (run.job, run.name),
-            lambda run: min(process.start for process in run.processes),
-        ):
+        for run in share_places(runs, MAX_JOBS, _claim):
             yield from one_of_many(
                 f"job {run.job}",
                 functools.partial(self._run, run, before, table.machine, network, gpus),
@@ -206,17 +200,17 @@ class JobEnvironment(Collector):
         gpus: int | None,
     ) -> Iterator[Sample | Fault]:
         for process in run.processes:
-            key = process.pid, process.start
-            self._told[key] = (
-                before[key] if key in before and before[key].fault is None else self._read(process)
-            )
+            told = before.get(process.key)
+            if told is None or told.fault is not None:
+                told = self._read(process)
+            self._told[process.key] = told
         yield from {told.fault for told in map(self._of, run.processes) if told.fault is not None}
         yield from self._launch(run, machine)
         yield from self._problems(run, network, gpus)
         yield from self._fingerprints(run)
 
     def _of(self, process: TrainingProcess) -> _Told:
-        return self._told[process.pid, process.start]
+        return self._told[process.key]
 
     def _read(self, process: TrainingProcess) -> _Told:
         part = f"process {process.pid}"
@@ -302,10 +296,7 @@ class JobEnvironment(Collector):
 
     def _orphaned(self, process: TrainingProcess) -> bool | None:
         try:
-            if (
-                parse_stat(read_bytes(self.host.proc(f"{process.pid}/stat"), 4096)).parent
-                != process.parent
-            ):
+            if read_stat(self.host, process.pid).parent != process.parent:
                 return True
         except (OSError, ValueError, ArithmeticError):
             return None
@@ -328,7 +319,7 @@ class JobEnvironment(Collector):
                         ranks[finding].add(rank)
                 if (text := told.settings.get("NCCL_SOCKET_IFNAME")) is not None:
                     try:
-                        interfaces = network.interfaces(process.pid)
+                        interfaces = network.interfaces(process.pid, process.network)
                     except (FileNotFoundError, ProcessLookupError):
                         continue  # it has ended
                     except OSError as error:
@@ -357,6 +348,11 @@ class JobEnvironment(Collector):
             gpus = len(bus(self.host).gpus())
             mixed = len(bus(self.host).models()) > 1
         return gpus, mixed
+
+
+def _claim(run: Run) -> Claim:
+    started = min(process.start for process in run.processes)
+    return run.processes[0].user, (run.job, run.name), started
 
 
 def _ordered(found: Iterable[str | None]) -> list[str]:

@@ -170,9 +170,7 @@ def ranks_with_series(jobs: Mapping[str, Sequence[RankState]]) -> list[tuple[str
                 if (rank.ended is not None) == ended
             ),
             MAX_RANKS - len(found),
-            lambda entry: entry[1].user,
-            lambda entry: entry[0],
-            lambda entry: entry[1].start,
+            lambda entry: (entry[1].user, entry[0], entry[1].start),
         )
     return found
 

@@ -9,9 +9,11 @@ NCCL 2.29.3 to 2.30.7; it has not been tested with files of a real NCCL.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import (
@@ -27,16 +29,23 @@ from dshealthd.core.collector import (
 from dshealthd.core.host import read
 from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs.nccl import inspector
-from dshealthd.jobs.nccl.inspector import Directories, FileRefused, InspectorFileState, parse
+from dshealthd.jobs.nccl.inspector import (
+    Content,
+    Directories,
+    File,
+    FileRefused,
+    InspectorFileState,
+    parse,
+)
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.pci import driver_absent
 from dshealthd.linux.process_root import Root
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterator, Mapping
+    from collections.abc import Generator, Iterator
 
     from dshealthd.core.host import Host
-    from dshealthd.jobs.nccl.inspector import Content, Directory, Figures, File, MeasuredOperation
+    from dshealthd.jobs.nccl.inspector import Directory, Figures, MeasuredOperation
 
 _LABELS = ("training_job", "uuid", "operation", "size", "nodes", "message")
 BANDWIDTH = gauge(
@@ -80,6 +89,19 @@ MAX_DIRECTORIES = 32
 _UUID = re.compile(r"^GPU UUID:\s+(GPU-[0-9a-f-]{36})$", re.MULTILINE)
 
 
+@dataclass(slots=True)
+class _Found:
+    """What one collection has found."""
+
+    uuids: frozenset[str] = frozenset()
+    """Of this node's GPUs; empty if unknown."""
+    jobs: defaultdict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Jobs of each user."""
+    states: Counter[InspectorFileState] = field(default_factory=Counter)
+    taken: list[tuple[str, File, Content]] = field(default_factory=list)
+    """Job, file and content."""
+
+
 class NcclInspector(Collector):
     """Runs in the storage worker, as a job's directory may be on a hung file system."""
 
@@ -96,58 +118,60 @@ class NcclInspector(Collector):
         """Yield the numbers in the Inspector's files; a dropped file is counted, an unreadable
         directory is a fault.
         """
-        jobs: dict[int, set[str]] = defaultdict(set)
         directories = Directories()
-        states: Counter[InspectorFileState] = Counter()
-        taken: list[tuple[str, File, Content]] = []
+        found = _Found()
         try:
-            faults = [*self._named(directories, jobs)]
+            faults = [*self._named(directories, found.jobs)]
             yield from faults
             if not directories and not faults:
                 message = f"no training process has {VARIABLE} set to an existing directory"
                 raise NotAvailable(message)
-            uuids = self._uuids() if directories else frozenset[str]()
-            files = yield from self._list(directories, uuids, states)
-            for directory, name in files[:MAX_FILES]:
-
-                def read(directory: Directory = directory, name: str = name) -> Iterator[Fault]:
-                    found = self._read_file(directory, name, jobs, uuids, states)
-                    taken.extend(() if found is None else (found,))
-                    return iter(())
-
-                yield from one_of_many(directory.part, read)
-            states[InspectorFileState.LEFT_OUT] += max(0, len(files) - MAX_FILES)
+            found.uuids = self._uuids() if directories else frozenset[str]()
+            files = yield from self._list(directories, found)
+            for file in files[:MAX_FILES]:
+                read = functools.partial(self._read_file, *file, found)
+                yield from one_of_many(file[0].part, read)
+            found.states[InspectorFileState.LEFT_OUT] += max(0, len(files) - MAX_FILES)
         finally:
             for directory in directories.values():
                 os.close(directory.descriptor)
         for state in InspectorFileState:
-            yield FILES(states[state], state)
-        yield MALFORMED(sum(content.malformed for _, _, content in taken))
-        yield from self._samples(taken)
+            yield FILES(found.states[state], state)
+        yield MALFORMED(sum(content.malformed for _, _, content in found.taken))
+        yield from self._samples(found.taken)
 
     def _read_file(
-        self,
-        directory: Directory,
-        name: str,
-        jobs: Mapping[int, set[str]],
-        uuids: Collection[str],
-        states: Counter[InspectorFileState],
-    ) -> tuple[str, File, Content] | None:
-        """Return job, file and content of an Inspector file of this node; count any other."""
+        self, directory: Directory, name: str, uuid: str, found: _Found
+    ) -> Iterator[Fault]:
+        """Read an Inspector file of this node, with its job; count any other."""
         if self.context.entering(directory.part) is not None:
-            return None
-        if (file := self._read(directory, name, states)) is None:
-            return None
+            return
+        now, states = self.context.wall(), found.states
+        try:
+            times = now - MAX_AGE, now + MAX_AGE
+            file = inspector.read(
+                directory.descriptor, name, uuid, directory.owners, *times, MAX_BYTES
+            )
+        except FileRefused as refusal:
+            states[refusal.state] += 1
+            return
+        except FileNotFoundError:
+            return  # removed since it was listed
+        except OSError:
+            states[InspectorFileState.UNREADABLE] += 1
+            return
         content = parse(file.text)
         # In a directory that nodes share. The host name is only a fallback, as a container has its
         # own.
-        if not uuids and os.uname().nodename not in {
+        if not found.uuids and os.uname().nodename not in {
             operation.node for operation in content.operations
         }:
             states[InspectorFileState.ELSEWHERE] += 1
-            return None
+            return
         states[InspectorFileState.TAKEN] += 1
-        return _job(content, directory.jobs, jobs.get(file.owner, set())), file, content
+        job = _job(content, directory.jobs, found.jobs.get(file.owner, set()))
+        found.taken.append((job, file, content))
+        yield from ()
 
     def _named(self, directories: Directories, jobs: dict[int, set[str]]) -> Iterator[Fault]:
         """Open the Inspector's directories that training processes name, as each process sees them,
@@ -192,10 +216,12 @@ class NcclInspector(Collector):
         return frozenset(match[1] for text in texts if (match := _UUID.search(text)))
 
     def _list(
-        self, directories: Directories, uuids: Collection[str], states: Counter[InspectorFileState]
-    ) -> Generator[Fault, None, list[tuple[Directory, str]]]:
-        """Return the Inspector's files that, by name, are of this node's GPUs; count the others."""
-        found = []
+        self, directories: Directories, found: _Found
+    ) -> Generator[Fault, None, list[tuple[Directory, str, str]]]:
+        """Return the Inspector's files that, by name, are of this node's GPUs, each with its
+        directory and GPU; count the others.
+        """
+        files = []
         for directory in directories.values():
             if (fault := self.context.entering(directory.part)) is not None:
                 yield fault
@@ -206,33 +232,13 @@ class NcclInspector(Collector):
                 yield fault_of(directory.part, error)
                 continue
             own = [
-                (directory, name) for name in names if not uuids or inspector.uuid(name) in uuids
+                (directory, name, uuid)
+                for name, uuid in names.items()
+                if not found.uuids or uuid in found.uuids
             ]
-            states[InspectorFileState.ELSEWHERE] += len(names) - len(own)
-            found += own
-        return found
-
-    def _read(
-        self, directory: Directory, name: str, states: Counter[InspectorFileState]
-    ) -> File | None:
-        """Return an Inspector file if it is acceptable; otherwise count it."""
-        now, age = self.context.wall(), MAX_AGE
-        try:
-            return inspector.read(
-                directory.descriptor,
-                name,
-                directory.owners,
-                now - age,
-                now + age,
-                MAX_BYTES,
-            )
-        except FileRefused as refusal:
-            states[refusal.state] += 1
-        except FileNotFoundError:
-            return None  # removed since it was listed
-        except OSError:
-            states[InspectorFileState.UNREADABLE] += 1
-        return None
+            found.states[InspectorFileState.ELSEWHERE] += len(names) - len(own)
+            files += own
+        return files
 
     def _samples(self, taken: list[tuple[str, File, Content]]) -> Iterator[Sample]:
         """Yield the Inspector's numbers, the most recently written for each operation."""

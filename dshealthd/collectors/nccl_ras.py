@@ -14,7 +14,6 @@ processes have mapped is known to be safe (`dshealthd.jobs.ras.policy`).
 from __future__ import annotations
 
 import functools
-import os
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, Fault, News, Reason, Sample, Worker, gauge
@@ -25,7 +24,6 @@ from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ras import client as ras_client
 from dshealthd.jobs.ras import evaluation, question
 from dshealthd.jobs.ras.address import ras_enabled
-from dshealthd.jobs.ras.client import Query
 from dshealthd.jobs.ras.evaluation import by_size, lags, troubles
 from dshealthd.jobs.ras.from_json import parse_json
 from dshealthd.jobs.ras.options import NcclRasOptions
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Context
     from dshealthd.core.host import Host
     from dshealthd.jobs.processes import TrainingProcess
+    from dshealthd.jobs.ras.client import Query
     from dshealthd.jobs.ras.evaluation import JobProgress
     from dshealthd.jobs.ras.status import Status
 
@@ -139,44 +138,31 @@ class NcclRas(Collector):
         self, job: str, members: list[TrainingProcess], asked: dict[str, Query]
     ) -> Iterator[Sample | Fault]:
         """Add the job's query to `asked`, or yield why there is none, or what is still known."""
-        prepared = self._prepare(job, members)
-        if isinstance(prepared, Query):
-            asked[job] = prepared
-        elif prepared is None:
-            yield from self._jobs[job].samples
-        else:
-            state, fault = prepared
-            yield STATE(1, job, state)
-            if fault is not None:
-                yield fault
-
-    def _prepare(
-        self, job: str, members: list[TrainingProcess]
-    ) -> Query | tuple[str, Fault | None] | None:
-        """Return the RAS query of a job, or why there is none; None if it is not due yet."""
         first = next((process for process in members if process.launch.rank == 0), None)
         if first is None and job not in self._jobs:
-            return "elsewhere", None
+            yield STATE(1, job, "elsewhere")
+            return
         known = self._jobs.setdefault(job, WatchedJob())
         process = first or members[0]
         if not ras_enabled(process.environment):
-            return "disabled", None
-        if self._foreign_network(process.pid):
-            return "namespace", None
-        if (fault := self.context.entering(f"job {job}")) is not None:
-            return "failed", fault
-        now = self.context.monotonic()
-        if not self._due(job, known, now):
-            return None
-        return self._question(job, known, members, process, now)
+            yield STATE(1, job, "disabled")
+        elif process.network:  # where unknown, the process that answers is checked in any case
+            yield STATE(1, job, "namespace")
+        elif (fault := self.context.entering(f"job {job}")) is not None:
+            yield STATE(1, job, "failed")
+            yield fault
+        elif self._due(job, known):
+            yield from self._question(job, members, process, asked)
+        else:
+            yield from known.samples
 
-    def _due(self, job: str, known: WatchedJob, now: float) -> bool:
+    def _due(self, job: str, known: WatchedJob) -> bool:
         """Return whether to query a job's RAS now.
 
         News brings forward only the queries of the jobs it concerns: all jobs of the node for a
         hardware error.
         """
-        heard = {about for _, about in self.context.heard}
+        heard, now = {about for _, about in self.context.heard}, self.context.monotonic()
         if "" in heard:
             known.watch_closely()
         if job in heard and known.hurry(now):
@@ -188,40 +174,37 @@ class NcclRas(Collector):
     def _question(
         self,
         job: str,
-        known: WatchedJob,
         members: list[TrainingProcess],
         process: TrainingProcess,
-        now: float,
-    ) -> Query | tuple[str, Fault | None]:
-        """Return the RAS query of a job that is due, or why it may not be queried."""
+        asked: dict[str, Query],
+    ) -> Iterator[Sample | Fault]:
+        """Add the RAS query of a job that is due to `asked`, or yield why it may not be queried."""
+        known = self._jobs[job]
         loaded = question.loaded_by(self.host, map(_member, members), self._releases)
         pids = frozenset(loaded.pids)
-        starts = frozenset((found.pid, found.start) for found in members if found.pid in pids)
-        known.record_loaded(loaded, starts, now)
-        if not loaded.versions:
-            return "not_loaded", None
-        if known.ended:
-            known.refused()
-            return "implausible", Fault(f"job {job}", Reason.MALFORMED, known.ended)
+        starts = frozenset(found.key for found in members if found.pid in pids)
+        known.record_loaded(loaded, starts, self.context.monotonic())
         decision = question.decide(
             self.host, loaded, permit_unknown=self.options.ask_unknown_releases
         )
-        if not decision.is_asked:
+        if not loaded.versions:
+            yield STATE(1, job, "not_loaded")
+        elif known.ended:
+            known.refused()
+            yield STATE(1, job, "implausible")
+            yield Fault(f"job {job}", Reason.MALFORMED, known.ended)
+        elif not decision.is_asked:
             known.refused()
             known.samples = [STATE(1, job, decision.reason)]
-            return decision.reason, None
-        try:
-            return question.prepare(process.environment, loaded, self.host, known.responder)
-        except (ValueError, ArithmeticError) as error:
-            return "failed", Fault(f"job {job}", Reason.NOT_FOUND, str(error))
-
-    def _foreign_network(self, pid: int) -> bool:
-        """Return whether a process's RAS is known to be in another network namespace."""
-        try:
-            theirs, ours = os.stat(self.host.proc(f"{pid}/ns/net")), os.stat("/proc/self/ns/net")
-        except OSError:
-            return False  # the process that answers is checked in any case
-        return (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino)
+            yield from known.samples
+        else:
+            try:
+                asked[job] = question.prepare(
+                    process.environment, loaded, self.host, known.responder
+                )
+            except (ValueError, ArithmeticError) as error:
+                yield STATE(1, job, "failed")
+                yield Fault(f"job {job}", Reason.NOT_FOUND, str(error))
 
     def _report(self, job: str, query: Query, world_size: int | None) -> Iterator[Sample | Fault]:
         """Yield the outcome of a RAS query, and what is still known from earlier answers."""

@@ -19,7 +19,9 @@ from dshealthd.training.message import Phase, StepStage, WaitSource
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from dshealthd.jobs.heartbeats.identity import Identity
     from dshealthd.jobs.heartbeats.sender import Sender
+    from dshealthd.jobs.shares import Claim
     from dshealthd.training.message import Message
 
 _RANK = ("training_job", "rank")
@@ -184,13 +186,7 @@ class Training(Collector):
         infos = set()
         heard: dict[str, float] = {}
         roles: dict[tuple[str, str], dict[int, Sender]] = {}
-        for (job, rank), senders in share_places(
-            ranks.items(),
-            MAX_RANKS,
-            lambda entry: entry[1][0][0].process.user,
-            lambda entry: entry[0][0],
-            lambda entry: entry[1][0][0].process.start,
-        ):
+        for (job, rank), senders in share_places(ranks.items(), MAX_RANKS, _claim):
             who, sender = senders[-1]
             place = who.process.launch
             infos.add(
@@ -213,6 +209,11 @@ class Training(Collector):
             yield NODE_HEARD(at, job)
         for of, of_role in roles.items():
             yield from work(of_role, *of)
+
+
+def _claim(entry: tuple[tuple[str, int], list[tuple[Identity, Sender]]]) -> Claim:
+    (job, _), ((who, _), *_) = entry
+    return who.process.user, job, who.process.start
 
 
 def samples(message: Message, heard: float, job: str, rank: str) -> Iterator[Sample]:

@@ -17,11 +17,10 @@ from dshealthd.core.collector import gauge
 from dshealthd.findings.entry import Entry
 from dshealthd.findings.jobs import ENDS
 from dshealthd.findings.record import current_boot
-from dshealthd.jobs.environment import RENDEZVOUS, natural, scheduler_job
+from dshealthd.jobs.environment import RENDEZVOUS, digest, natural, scheduler_job
 from dshealthd.jobs.goodput import Card, Goodput, Slowest, quantiles
 from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
-from dshealthd.jobs.ranks import digest
 from dshealthd.jobs.shares import share_places
 
 if TYPE_CHECKING:
@@ -268,9 +267,7 @@ class Attempts:
         for job, attempt in share_places(
             jobs.items(),
             MAX_EXPORTED,
-            lambda entry: entry[1].user,
-            lambda entry: entry[0],
-            lambda entry: round(entry[1].begin),
+            lambda entry: (entry[1].user, entry[0], entry[1].begin),
         ):
             for part, seconds in _part_seconds(attempt).items():
                 yield SPENT(seconds, job, part)

@@ -142,24 +142,16 @@ def adapters(text: str, ports: Ports) -> Iterator[Finding]:
     An entry that is only a prefix may be meant for other nodes, if other entries match.
     """
     selection = parse_selection(text)
-    found: set[Problem] = set()
-    if selection.exclude:
-        if ports:
-            found = _broken(
-                {port: active for port, active in ports.items() if selection.covers(*port)}
-            )
-    elif selection.entries:
-        found = _broken({port: active for port, active in ports.items() if selection.covers(*port)})
-        for entry in selection.entries:
-            if _names_one(selection, entry):
-                found |= _broken(
-                    {
-                        port: active
-                        for port, active in ports.items()
-                        if selection.names(entry, *port)
-                    }
-                )
-    for problem in sorted(found):  # as people read them, the same each time
+    if not (ports if selection.exclude else selection.entries):
+        return
+    chosen: list[Ports] = [{port: runs for port, runs in ports.items() if selection.covers(*port)}]
+    if not selection.exclude:
+        chosen += [
+            {port: runs for port, runs in ports.items() if selection.names(entry, *port)}
+            for entry in selection.entries
+            if _names_one(selection, entry)
+        ]
+    for problem in sorted(set[Problem]().union(*map(_broken, chosen))):  # the same each time
         yield "NCCL_IB_HCA", problem
 
 

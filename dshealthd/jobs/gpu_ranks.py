@@ -7,23 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read_bytes
-from dshealthd.jobs.environment import parse_environ
 from dshealthd.jobs.processes import (
-    ENVIRON_LIMIT,
     UNINTERRUPTIBLE,
     ProcessTable,
-    TrainingProcess,
-    training_process,
+    read_process,
+    read_stat,
     with_owners,
 )
-from dshealthd.linux.process import parse_stat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dshealthd.core.collector import Context
-    from dshealthd.linux.process import Stat
+    from dshealthd.jobs.processes import TrainingProcess
 
 
 class GpuRanks:
@@ -40,10 +36,10 @@ class GpuRanks:
         """Return job and rank of these processes by pid, and the number of unidentified ones."""
         found: list[TrainingProcess] = []
         known: dict[tuple[int, int], TrainingProcess | None] = {}
-        unknown = 0
+        unknown, machine = 0, self._context.shared(ProcessTable).machine
         for pid in sorted(set(pids)):
             try:
-                stat = parse_stat(read_bytes(self._context.host.proc(f"{pid}/stat"), 4096))
+                stat = read_stat(self._context.host, pid)
                 key = pid, stat.start
                 if key not in self._known and (
                     stat.state == UNINTERRUPTIBLE
@@ -52,7 +48,9 @@ class GpuRanks:
                     unknown += 1  # reading its environment may hang
                     continue
                 process = known[key] = (
-                    self._known[key] if key in self._known else self._read(pid, stat)
+                    self._known[key]
+                    if key in self._known
+                    else read_process(self._context.host, pid, stat, machine)
                 )
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
@@ -64,9 +62,3 @@ class GpuRanks:
         self._known = known
         owned = with_owners(found)
         return {process.pid: (process.job, process.launch.rank) for process in owned}, unknown
-
-    def _read(self, pid: int, stat: Stat) -> TrainingProcess | None:
-        host = self._context.host
-        environment = parse_environ(read_bytes(host.proc(f"{pid}/environ"), ENVIRON_LIMIT))
-        machine = self._context.shared(ProcessTable).machine
-        return training_process(host, pid, stat, environment, machine)

@@ -254,6 +254,8 @@ def process_prefixes(place: str, environment: Mapping[str, str], site: str | Non
     """
     program = os.fsdecode(read_bytes(f"{place}/cmdline", 4096).partition(b"\0")[0])
     # A virtual environment's interpreter is a link, which only this name shows.
+    if not program.startswith("/") and "/" in program:
+        program = os.path.join(os.readlink(f"{place}/cwd"), program)
     yield from _prefix(program)
     yield from (
         value

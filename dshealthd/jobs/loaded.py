@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read_bytes
 from dshealthd.jobs.installation import process_prefixes
-from dshealthd.jobs.nccl.release import MAPS_LIMIT
+from dshealthd.jobs.nccl import release
 
 if TYPE_CHECKING:
     from dshealthd.jobs.installation import Installations, Versions
     from dshealthd.jobs.processes import TrainingProcess
     from dshealthd.linux.process_root import Root
 
-_TORCH = b"/torch/lib/libtorch"
-_NCCL = b"/libnccl.so"
-_DELETED = b" (deleted)"
+_TORCH = "/torch/lib/libtorch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +34,13 @@ class Libraries:
 
 def parse_maps(data: bytes) -> Libraries:
     """Return the torch and NCCL libraries in `/proc/<pid>/maps`."""
-    found = {
-        line[line.find(b"/") :] for line in data.split(b"\n") if _TORCH in line or _NCCL in line
-    }
-    replaced = sorted(path for path in found if path.endswith(_DELETED))
-    torch = sorted(path for path in found if _TORCH in path)
-    nccl = sorted(path for path in found if _NCCL in path) or [
-        path for path in torch if path.endswith(b"/libtorch_cuda.so")
-    ]
+    found = sorted(release.parse_maps(data))
+    torch = [one.path for one in found if _TORCH in one.path]
+    nccl = sorted((not one.is_nccl, one.path) for one in found if one.may_contain_nccl)
     return Libraries(
-        site=os.fsdecode(torch[0].rpartition(_TORCH)[0]) if torch else None,
-        nccl=os.fsdecode(nccl[0]) if nccl else None,
-        replaced=os.fsdecode(replaced[0].removesuffix(_DELETED)) if replaced else None,
+        site=torch[0].rpartition(_TORCH)[0] if torch else None,
+        nccl=nccl[0][1] if nccl else None,
+        replaced=next((one.path for one in found if one.deleted), None),
     )
 
 
@@ -57,7 +49,7 @@ def libraries(place: str) -> Libraries:
 
     Raises OSError; other users' processes need CAP_SYS_PTRACE.
     """
-    return parse_maps(read_bytes(f"{place}/maps", MAPS_LIMIT))
+    return parse_maps(read_bytes(f"{place}/maps", release.MAPS_LIMIT))
 
 
 def versions(

@@ -39,28 +39,22 @@ class NetworkDevices:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._host = context.host
-        self._interfaces: dict[tuple[int, int] | None, Interfaces] = {}
+        self._interfaces: dict[str, Interfaces] = {}
         self._ports: Ports | None = None
         self.faults: list[Fault] = []
         """Adapters that could not be read."""
 
-    def interfaces(self, pid: int) -> Interfaces:
-        """Return the interfaces of a process's network namespace.
+    def interfaces(self, pid: int, network: str) -> Interfaces:
+        """Return the interfaces of a process, given its `TrainingProcess.network`. OSError.
 
-        Which of them run is only known in the agent's own namespace. Raises OSError.
+        Which of them run is only known in the agent's own namespace.
         """
-        ours = self._namespace("self")
-        try:
-            theirs = self._namespace(str(pid))
-        except PermissionError:
-            theirs = None
-            ours = ours or (0, 0)  # anything but None, so that it differs from theirs
-        if theirs is None or theirs not in self._interfaces:
+        if network not in self._interfaces:
             names = parse_names(read(self._host.proc(f"{pid}/net/dev")))
-            self._interfaces[theirs] = {
-                name: self._runs(name) if theirs == ours else None for name in names
+            self._interfaces[network] = {
+                name: None if network else self._runs(name) for name in names
             }
-        return self._interfaces[theirs]
+        return self._interfaces[network]
 
     def ports(self) -> Ports:
         """Return the ports of all InfiniBand adapters; empty if there are none."""
@@ -73,14 +67,6 @@ class NetworkDevices:
             for adapter in adapters:
                 self._ports |= self._adapter(adapter)
         return self._ports
-
-    def _namespace(self, pid: str) -> tuple[int, int] | None:
-        """Return the identity of a network namespace; None if `/proc` has no namespaces."""
-        try:
-            status = os.stat(self._host.proc(f"{pid}/ns/net"))
-        except FileNotFoundError:
-            return None
-        return status.st_dev, status.st_ino
 
     def _runs(self, name: str) -> bool | None:
         place = self._host.sys(f"class/net/{name}")

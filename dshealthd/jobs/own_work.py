@@ -216,7 +216,7 @@ def compare_ranks(
     if not numbers:
         return None
     # One rank's page may have been read before its step and another's after it.
-    number = max(numbers) if min(numbers) == max(numbers) else max(numbers) - 1
+    number = max(min(numbers), max(numbers) - 1)
     works = {
         rank: [math.log(seconds) for seconds in windows]
         for rank, course in courses.items()

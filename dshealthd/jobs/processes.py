@@ -53,6 +53,8 @@ ROTATION = 16
 Each sweep checks at least 8 and at most 256.
 """
 
+Key = tuple[int, int]
+"""Pid and start time of a process."""
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 _DEAD = "ZX"
 UNINTERRUPTIBLE = "D"
@@ -103,6 +105,11 @@ class TrainingProcess:
     """Its network namespace; empty if that is the agent's own, or unknown."""
     terminal: bool = False
     """Whether it had a terminal when it was found, as in an interactive session."""
+
+    @property
+    def key(self) -> Key:
+        """Pid and start, which identify a process uniquely."""
+        return self.pid, self.start
 
     @property
     def started(self) -> float:
@@ -189,6 +196,20 @@ def training_process(
     )  # fmt: skip
 
 
+def read_stat(host: Host, pid: int) -> Stat:
+    """Return what the kernel tells of a process; OSError, ValueError. Does not block."""
+    return parse_stat(read_bytes(host.proc(f"{pid}/stat"), 4096))
+
+
+def read_process(host: Host, pid: int, stat: Stat, machine: str) -> TrainingProcess | None:
+    """Return the training process of this `stat`; None if it is none.
+
+    Raises OSError. Blocks while the process hangs in a driver.
+    """
+    environment = parse_environ(read_bytes(host.proc(f"{pid}/environ"), ENVIRON_LIMIT))
+    return training_process(host, pid, stat, environment, machine)
+
+
 def boot_id(host: Host) -> str:
     """Return the id of this machine's boot, to name jobs; empty if unknown."""
     try:
@@ -269,7 +290,7 @@ class ProcessTable:
     def _examine(self, pid: str, young: float, *, again: bool = False) -> None:
         """Find out whether a process trains; if that fails, the next sweep tries again."""
         try:
-            stat = parse_stat(read_bytes(f"{self._proc}/{pid}/stat", 4096))
+            stat = read_stat(self._context.host, int(pid))
             # Not by the pid alone, which another process may have got since the last sweep.
             if self._known.get(pid) == stat.image and (not again or pid in self._training):
                 return
@@ -317,7 +338,7 @@ class ProcessTable:
             self._context.host, int(pid), stat, environment, self.machine, nccl_variables(data)
         )
         if found is not None:
-            if parse_stat(read_bytes(f"{self._proc}/{pid}/stat", 4096)).image != stat.image:
+            if read_stat(self._context.host, int(pid)).image != stat.image:
                 return  # it was replaced while it was read: the next sweep reads its successor
             self._training[pid] = found
         elif cut:

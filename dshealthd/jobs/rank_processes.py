@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from dshealthd.jobs.hangs.exits import ExitKind, read_exit
+from dshealthd.jobs.hangs.states import STOPPED
 from dshealthd.jobs.processes import boot_id
 from dshealthd.jobs.ranks import Ranks
 from dshealthd.linux.activity import ThreadState, activity
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dshealthd.core.host import Host
-    from dshealthd.jobs.processes import TrainingProcess
-    from dshealthd.jobs.ranks import Key, Run
+    from dshealthd.jobs.processes import Key, TrainingProcess
+    from dshealthd.jobs.ranks import Run
 
 MAX_RANKS = 256
 """Most ranks that are followed: each takes a descriptor."""
@@ -26,7 +27,6 @@ KEPT = 600.0
 End: TypeAlias = "tuple[_RankProcess, ExitKind, float]"
 """A process that has ended, how, and the monotonic time of the sample that saw it."""
 _SIGNALS = {ExitKind.KILLED, ExitKind.CRASHED}
-_STOPPED = {ThreadState.STOPPED, ThreadState.TRACED}
 
 
 class RankTrouble(NamedTuple):
@@ -83,7 +83,7 @@ class RankProcesses:
             states: dict[Key, tuple[int, ThreadState, float]] = {}
             for rank, members in run.ranks.items():
                 for process in members:
-                    key = process.pid, process.start
+                    key = process.key
                     state = self._state(run.job, key)
                     was, since = before.get(key, (state, now))
                     states[key] = rank, state, since if was is state else now
@@ -111,7 +111,7 @@ class RankProcesses:
             found = None
         if found is None:
             return ThreadState.UNKNOWN
-        if found.thread_seconds is not None and found.state not in _STOPPED:
+        if found.thread_seconds is not None and found.state not in STOPPED:
             self.threads.setdefault(job, {})[key] = found.thread_seconds, found.cpu_seconds
         return found.state
 
@@ -120,7 +120,7 @@ class RankProcesses:
         its rank has a new process, and a run's own failure once all have ended.
         """
         living = {
-            (process.pid, process.start): ((run.job, run.name), rank, process.launcher)
+            process.key: ((run.job, run.name), rank, process.launcher)
             for run in runs
             for rank, members in run.ranks.items()
             for process in members

@@ -12,23 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dshealthd.jobs.environment import MPI_JOBS, RENDEZVOUS, is_loopback, scheduler_job
+from dshealthd.jobs.environment import MPI_JOBS, RENDEZVOUS, digest, is_loopback, scheduler_job
 from dshealthd.jobs.processes import TrainingProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-Key = tuple[int, int]
-"""Pid and start time, which identify a process uniquely."""
-
-
-def digest(*parts: str) -> int:
-    """Return a 48-bit digest: a number that a float holds exactly."""
-    import hashlib  # loads OpenSSL: half a MiB in each worker that reads ranks
-
-    return int.from_bytes(
-        hashlib.blake2b("\0".join(parts).encode(errors="replace"), digest_size=6).digest(), "big"
-    )
+    from dshealthd.jobs.processes import Key
 
 
 @dataclass(slots=True)
@@ -80,9 +70,7 @@ class Run:
             if variable == "MASTER_ADDR" and is_loopback(address) and 0 in self.ranks:
                 continue
             rest = [
-                f"{name}={value}"
-                for name, value in sorted(self.rendezvous.items())
-                if name != variable
+                f"{name}={value}" for name, value in self.rendezvous.items() if name != variable
             ]
             first = self.processes[0]
             here = (
@@ -151,27 +139,26 @@ class Ranks:
             places[process.pid] = process, _name(process, values, machine), values
         children, launchers = set(), set()
         for process, name, _ in places.values():
-            key = process.pid, process.start
-            if key in self._children:  # it stays one after its parent exits
-                children.add(key)
+            if process.key in self._children:  # it stays one after its parent exits
+                children.add(process.key)
             if process.parent not in places:
                 continue
             parent, parents, _ = places[process.parent]
             if parent.start > process.start:
                 continue  # the parent's pid was reused
             if (parents, parent.launch.rank) == (name, process.launch.rank):
-                children.add(key)
+                children.add(process.key)
             elif (process.launch.world_size or 0) >= (parent.launch.world_size or 0):
                 launchers.add(process.parent)
             else:
-                children.add(key)  # a smaller run within the rank, such as an evaluation
+                children.add(process.key)  # a smaller run within the rank, such as an evaluation
         for pid in tuple(launchers):  # and the launchers' own parents
             while (pid := places[pid][0].parent) in places and pid not in launchers:
                 launchers.add(pid)
         self._children = children
         runs: dict[tuple[str, str], Run] = {}
         for process, name, values in places.values():
-            if process.pid in launchers or (process.pid, process.start) in children:
+            if process.pid in launchers or process.key in children:
                 continue
             run = runs.setdefault(
                 (process.job, name), Run(process.job, name, process.launch.world_size, values)

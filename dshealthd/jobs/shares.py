@@ -6,14 +6,18 @@ By age alone, one user's idle processes would keep everybody's new jobs out as l
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Hashable
+from operator import itemgetter
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Callable, Iterable
 
     from dshealthd.jobs.processes import TrainingProcess
 
 T = TypeVar("T")
+Claim: TypeAlias = tuple[Hashable, Hashable, float]
+"""User, job and start of what wants a place."""
 
 MAX_JOBS = 16
 """Most jobs of a node that get series: a GPU each on the largest nodes, which have 16."""
@@ -21,23 +25,14 @@ MAX_RANKS = 64
 """Most ranks that do: four processes on each of 16 GPUs."""
 
 
-def share_places(
-    entries: Iterable[T],
-    places: int,
-    user: Callable[[T], Hashable],
-    job: Callable[[T], Hashable],
-    start: Callable[[T], int],
-) -> list[T]:
-    """Return the entries that get one of `places`.
+def share_places(entries: Iterable[T], places: int, claim: Callable[[T], Claim]) -> list[T]:
+    """Return the entries that get one of `places`; `claim` tells whose an entry is.
 
     Users take turns, and the jobs of each user take turns; the oldest goes first.
     """
-    oldest = sorted(entries, key=start)
-    turns = _turns(oldest, lambda entry: (user(entry), job(entry)))
-    by_job = [entry for _, entry in sorted(zip(turns, oldest, strict=True), key=_turn)]
-    turns = _turns(by_job, user)
-    by_user = [entry for _, entry in sorted(zip(turns, by_job, strict=True), key=_turn)]
-    return by_user[:places]
+    oldest = sorted(((claim(entry), entry) for entry in entries), key=lambda one: one[0][2])
+    by_job = _in_turns(oldest, lambda one: one[0][:2])
+    return [entry for _, entry in _in_turns(by_job, lambda one: one[0][0])][:places]
 
 
 def jobs_with_places(processes: Iterable[TrainingProcess]) -> dict[str, list[TrainingProcess]]:
@@ -45,25 +40,19 @@ def jobs_with_places(processes: Iterable[TrainingProcess]) -> dict[str, list[Tra
     found: dict[str, list[TrainingProcess]] = {}
     for process in processes:
         found.setdefault(process.job, []).append(process)
-    chosen = share_places(
-        found.items(),
-        MAX_JOBS,
-        lambda entry: entry[1][0].user,
-        lambda entry: entry[0],
-        lambda entry: min(process.start for process in entry[1]),
-    )
-    return dict(chosen)
+
+    def claim(entry: tuple[str, list[TrainingProcess]]) -> Claim:
+        job, members = entry
+        return members[0].user, job, min(process.start for process in members)
+
+    return dict(share_places(found.items(), MAX_JOBS, claim))
 
 
-def _turns(entries: Iterable[T], group: Callable[[T], Hashable]) -> list[int]:
-    """Return for each entry how many of its group come before it."""
+def _in_turns(entries: Iterable[T], group: Callable[[T], Hashable]) -> list[T]:
+    """Return the entries in an order in which groups take turns."""
     before: Counter[Hashable] = Counter()
-    turns = []
+    turns: list[tuple[int, T]] = []
     for entry in entries:
-        turns.append(before[group(entry)])
+        turns.append((before[group(entry)], entry))
         before[group(entry)] += 1
-    return turns
-
-
-def _turn(entry: tuple[int, object]) -> int:
-    return entry[0]
+    return [entry for _, entry in sorted(turns, key=itemgetter(0))]

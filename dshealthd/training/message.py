@@ -13,8 +13,7 @@ on processors that reorder stores.
 Words beside the messages, each of which is stored whole, say more:
 
 - How far the process is, at each step and stage of one: a message a step would cost a training too
-  much. A process of which they are zero, with an older package, tells that in its messages; an
-  older agent reads messages alone, in which the stage is unknown then.
+  much. Before the first of them the stage is unknown.
 - In which collective it waits between two steps, where nothing else tells a rank that waits for
   others from one that they wait for.
 - Which thread trains, and when its collectives time out.
@@ -29,7 +28,7 @@ from binascii import crc32
 from typing import NamedTuple
 
 MAGIC = b"dshb"
-VERSION = 3
+VERSION = 1
 SLOT = 512
 """Bytes from one message of a page to the next."""
 ROOM = 256
@@ -45,7 +44,7 @@ same type is another.
 GROUP_BIT = 8
 """Where in it the mark of the group begins."""
 WAIT_AT = SLOT - ROOM - WAIT.size
-"""Its place in the page. A process that does not write it waits in none, as far as is known."""
+"""Its place in the page."""
 PROCESS = struct.Struct("<II")
 """Words of the process: the id of the thread that trains, in its own pid namespace, 0 for the main
 thread; and seconds after which its collectives time out, 0 if unknown.
@@ -81,18 +80,12 @@ MAX_FLOAT32 = 3.5e38
 
 _HEADER = struct.Struct("<4sBxHI")
 """Magic, version, length, and the checksum of everything after the header."""
-_FIRST = "<BBxxIQQQddddddddQQQ"
-"""Older processes have the time of a step's forward passes in the place of evaluations."""
-_SECOND = _FIRST + "ddHHHxx"
-_BODY = struct.Struct(_SECOND + "QQdd")
+_BODY = struct.Struct("<BxxxIQQQddddddddQQQddHH4xQQdd")
 SIZE = _HEADER.size + _BODY.size
-SIZE_1, SIZE_2 = (_HEADER.size + struct.calcsize(body) for body in (_FIRST, _SECOND))
-"""Those of version 1, whose messages end before the waits, and of version 2, before the totals."""
 (
     _STEP_SECONDS, _SKIPPED, _LOSS, _LOSS_FINITE, _LOSS_SCALE, _GRADIENT_NORM, _MEMORY,
-    _COMMUNICATION, _INPUT, _UNUSED_FORWARD, _OWN, _ON_DEVICE, _PIPELINE, _UNUSED, _TOTALS,
-    _EVALUATION,
-) = (1 << bit for bit in range(16))  # fmt: skip
+    _COMMUNICATION, _INPUT, _OWN, _ON_DEVICE, _PIPELINE, _TOTALS, _EVALUATION,
+) = (1 << bit for bit in range(14))  # fmt: skip
 """Which fields of a message are known: plain numbers, as an IntFlag would cost more than the
 rest."""
 
@@ -157,6 +150,7 @@ class Message(NamedTuple):
     seconds."""
     phase: int = Phase.TRAINING
     stage: int = StepStage.UNKNOWN
+    """As the position says, which stands beside the messages (`POSITION`)."""
     last_seconds: float | None = None
     """Duration of the last measured step without pauses."""
     mean_seconds: float | None = None
@@ -181,7 +175,8 @@ class Message(NamedTuple):
     pipeline_stage: int | None = None
     """The stage of the pipeline that the rank computes; None without a pipeline."""
     forward_pass: int = 0
-    """Forward passes that the step has begun so far; 0 before the first, or unknown."""
+    """Forward passes that the step has begun so far, by the position; 0 before the first, or
+    unknown."""
     forward_passes: int = 0
     """Forward passes of a usual step, several where gradients accumulate; 0 if unknown."""
     totals: Totals | None = None
@@ -196,44 +191,31 @@ class Message(NamedTuple):
 
 
 def encode(message: Message) -> bytes:
-    """Return a heartbeat message as bytes; struct.error if a count is out of range."""
+    """Return a heartbeat message as bytes, without what stands beside it in the page; struct.error
+    if a count is out of range.
+    """
     (
-        step, sent, phase, stage, last, mean, inputs, skipped, finite, nonfinite, scale,
-        norm, memory, communication, wait, work, source, pipeline_stage, forward_pass,
+        step, sent, phase, _stage, last, mean, inputs, skipped, finite, nonfinite, scale,
+        norm, memory, communication, wait, work, source, pipeline_stage, _forward_pass,
         forward_passes, totals, evaluation, _collective, _thread, _timeout,
     ) = message  # fmt: skip
-    known = 0
-    if last is not None:
-        known = _STEP_SECONDS
-    if skipped is not None:
-        known |= _SKIPPED
-    if finite is not None:
-        known |= _LOSS | _LOSS_FINITE if finite else _LOSS
-    if scale is not None:
-        known |= _LOSS_SCALE
-    if norm is not None:
-        known |= _GRADIENT_NORM
-    if memory is not None:
-        known |= _MEMORY
-    if communication is not None:
-        known |= _COMMUNICATION
-    if inputs is not None:
-        known |= _INPUT
-    if work is not None:
-        known |= _OWN | _ON_DEVICE if source else _OWN
-    if pipeline_stage is not None:
-        known |= _PIPELINE
-    if totals is not None:
-        known |= _TOTALS
-    if evaluation is not None:
-        known |= _EVALUATION
+    known = _LOSS_FINITE if finite else 0
+    if work is not None and source:
+        known |= _ON_DEVICE
+    for bit, value in (
+        (_STEP_SECONDS, last), (_SKIPPED, skipped), (_LOSS, finite), (_LOSS_SCALE, scale),
+        (_GRADIENT_NORM, norm), (_MEMORY, memory), (_COMMUNICATION, communication),
+        (_INPUT, inputs), (_OWN, work), (_PIPELINE, pipeline_stage), (_TOTALS, totals),
+        (_EVALUATION, evaluation),
+    ):  # fmt: skip
+        if value is not None:
+            known |= bit
     allocated, reserved, peak = memory or (0, 0, 0)
     body = _BODY.pack(
-        phase, stage, known, step, skipped or 0, nonfinite, sent, last or 0.0, mean or 0.0,
+        phase, known, step, skipped or 0, nonfinite, sent, last or 0.0, mean or 0.0,
         inputs or 0.0, evaluation or 0.0, scale or 0.0, norm or 0.0, communication or 0.0,
         allocated, reserved, peak, wait or 0.0, work or 0.0, pipeline_stage or 0,
-        min(forward_pass, MAX_PASSES), min(forward_passes, MAX_PASSES),
-        *(totals or (0, 0, 0.0, 0.0)),
+        min(forward_passes, MAX_PASSES), *(totals or (0, 0, 0.0, 0.0)),
     )  # fmt: skip
     return _HEADER.pack(MAGIC, VERSION, SIZE, crc32(body)) + body
 
@@ -245,10 +227,10 @@ def decode(data: bytes) -> Message:
     message; a figure that no training has is unknown, so that its rank is still watched.
     """
     magic, version, length, checksum = _HEADER.unpack_from(data.ljust(_HEADER.size))
-    if len(data) < max(SIZE_1, length if magic == MAGIC else 0):
+    if len(data) < max(SIZE, length if magic == MAGIC else 0):
         message = f"{len(data)} bytes are too few for a heartbeat"
         raise ValueError(message)
-    if magic != MAGIC or version < 1 or length < SIZE_1:
+    if magic != MAGIC or version < VERSION or length < SIZE:
         message = f"not a heartbeat: it begins with {data[:8]!r}"
         raise ValueError(message)
     body = data[_HEADER.size : length]
@@ -256,10 +238,9 @@ def decode(data: bytes) -> Message:
         message = "wrong checksum"
         raise ValueError(message)
     (
-        phase, stage, known, step, skipped, nonfinite, sent, last, mean, inputs, evaluation, scale,
-        norm, communication, allocated, reserved, peak, wait, work, pipeline_stage, forward_pass,
-        forward_passes, *sums,
-    ) = _BODY.unpack_from(body.ljust(_BODY.size, b"\0"))  # fmt: skip
+        phase, known, step, skipped, nonfinite, sent, last, mean, inputs, evaluation, scale, norm,
+        communication, allocated, reserved, peak, wait, work, pipeline_stage, forward_passes, *sums,
+    ) = _BODY.unpack_from(body)  # fmt: skip
     memory, totals = DeviceMemory(allocated, reserved, peak), Totals(*sums)
     if max(step, skipped, nonfinite) > MAX_COUNT or sent > MAX_TOTAL:
         message = f"a count exceeds {MAX_COUNT}, or the time {sent} s is none since a boot"
@@ -299,7 +280,6 @@ def decode(data: bytes) -> Message:
         step=step,
         sent=sent,
         phase=min(phase, Phase.OTHER),
-        stage=stage if stage <= StepStage.BACKWARD else StepStage.UNKNOWN,
         last_seconds=last if known & _STEP_SECONDS else None,
         mean_seconds=mean if known & _STEP_SECONDS else None,
         input_seconds=inputs if known & _INPUT else None,
@@ -314,7 +294,6 @@ def decode(data: bytes) -> Message:
         work_seconds=work if known & _OWN else None,
         wait_source=WaitSource.DEVICE if known & _ON_DEVICE else WaitSource.HOST,
         pipeline_stage=pipeline_stage if known & _PIPELINE else None,
-        forward_pass=forward_pass,
         forward_passes=forward_passes,
         totals=totals if known & _TOTALS else None,
         evaluation_seconds=evaluation if known & _EVALUATION else None,

@@ -94,12 +94,18 @@ def table_lines(times: Mapping[str, float]) -> list[str]:
     return rows + [says for part, says in LACKS.items() if part not in times]
 
 
-def place() -> tuple[str, str]:
-    """Return the rank that the launcher gave this process, and of how many; 0 of 1 without one."""
+def launched() -> tuple[str, str] | None:
+    """Return the rank that the launcher gave this process, and of how many; None without one."""
     for rank, size in RANKS.items():
-        if rank in os.environ:
-            return os.environ[rank], os.environ.get(size, "1")
-    return "0", "1"
+        # sbatch sets no number of tasks where none is asked for
+        if rank in os.environ and (size in os.environ or rank == "SLURM_PROCID"):
+            return os.environ[rank], os.environ.get(size) or "1"
+    return None
+
+
+def place() -> tuple[str, str]:
+    """Return the rank of this process, and of how many; 0 of 1 without a launcher."""
+    return launched() or ("0", "1")
 
 
 def age() -> float:

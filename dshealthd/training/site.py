@@ -7,15 +7,12 @@ has started and whatever it has started in turn. Nothing is changed before that.
 from __future__ import annotations
 
 import builtins
-import os
 import sys
 from typing import TYPE_CHECKING
 
-from dshealthd.training.report import RANKS
+from dshealthd.training.report import launched
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dshealthd.training.optimizer import AnyOptimizer
 
 
@@ -23,21 +20,12 @@ def hook() -> AnyOptimizer | None:
     """Return the hook that reports the steps of this process's optimizers; None if it is no rank
     that trains by itself, or reports already.
     """
-    if _is_interactive() or _is_debugged() or _launched(os.environ) != _joined():
+    if _is_interactive() or _is_debugged() or launched() != _joined():
         return None
     from dshealthd.training.heartbeat import Heartbeat, reports
     from dshealthd.training.optimizer import AnyOptimizer
 
     return None if reports() else AnyOptimizer(Heartbeat())
-
-
-def _launched(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the rank that the launcher gave this process, and of how many."""
-    for rank, size in RANKS.items():
-        # sbatch sets no number of tasks where none is asked for
-        if rank in environ and (size in environ or rank == "SLURM_PROCID"):
-            return environ[rank], environ.get(size) or "1"
-    return None
 
 
 def _joined() -> tuple[str, str]:

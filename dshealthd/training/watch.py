@@ -24,7 +24,7 @@ import importlib.abc
 import importlib.util
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.optimizer import AnyOptimizer
@@ -76,12 +76,9 @@ class OptimizerImportHook(importlib.abc.MetaPathFinder):
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
 
-def register(**named: Any) -> Heartbeat:
-    """Report the steps of the program's optimizers from now on; torch must be imported.
-
-    `named` is passed to `Heartbeat`.
-    """
-    heartbeat = Heartbeat(**named)
+def register() -> Heartbeat:
+    """Report the steps of the program's optimizers from now on; torch must be imported."""
+    heartbeat = Heartbeat()
     AnyOptimizer(heartbeat).register()
     return heartbeat
 

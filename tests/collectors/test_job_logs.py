@@ -177,18 +177,14 @@ def test_nothing_is_opened_that_the_user_may_not_read(tmp_path: Path) -> None:
     assert {labels[1] for labels in causes(node.sweep())} == {"cuda-oom"}
 
 
-def test_what_grows_too_fast_is_read_at_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is left out is counted, and the rate is kept."""
-    monkeypatch.setattr(watch, "BYTES_PER_SECOND", 1 << 20)
+def test_what_grows_too_fast_is_read_at_its_end(tmp_path: Path) -> None:
+    """What is left out is counted."""
     node = Node(tmp_path, standard_streams=True)
     node.rank(50, 1, "/logs/a.out")
     node.write("a.out", "step 1 | loss 2.0\n")
     node.sweep()
     node.write("a.out", "step 2 | loss 2.0 of many\n" * 800_000 + OOM)
     result = node.sweep()
-    assert 0 < node.collector._watch.read <= (1 << 20) + 100
     assert (value(result, job_logs.SKIPPED) or 0) > 19_000_000
     assert node.until_known() == {("slurm-12", "cuda-oom", "1", os.uname().nodename)}
 

@@ -203,9 +203,10 @@ def test_steps_that_an_earlier_attempt_had_made() -> None:
     """They are made again; a count that begins at 0 does not tell whether they are."""
     rank = Rank(first=100)
     rank.goodput.reached = 150
-    rank.steps(25, 0.8, 0.2)
+    rank.steps(25, 0.5, 0.5)
     assert rank.shares()["repeated"] == pytest.approx(24 / 34, abs=0.03)
-    rank.steps(75, 0.8, 0.2)
+    rank.steps(25, 0.5, 0.5)
+    rank.steps(50, 0.8, 0.2)
     shares = rank.shares()
     assert rank.goodput.began == 100
     assert shares["repeated"] == pytest.approx(49 / 109, abs=0.03)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -183,12 +182,6 @@ def test_remembered_until_it_changes(tmp_path: Path) -> None:
     installations.begin()
     assert not installations._before
     root.close()
-
-
-def test_this_environment() -> None:
-    """The environment of this very interpreter is read from disk as it is."""
-    found = dict(installed(Path("/"), sys.prefix))
-    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
 @given(st.binary(max_size=200), st.integers(0, 63), st.binary(min_size=1, max_size=8))

@@ -112,6 +112,13 @@ def test_activated_environment(tmp_path: Path) -> None:
     )
 
 
+def test_interpreter_by_a_relative_path(tmp_path: Path) -> None:
+    """Started as `venv/bin/python`, it is the one below the directory that the process is in."""
+    place = directory(tmp_path, "", b"venv/bin/python\0train.py\0")
+    (place / "cwd").symlink_to("/opt")
+    assert read(place)["deepspeed"] == "0.14.4"
+
+
 def test_no_environment_at_all(tmp_path: Path) -> None:
     """A process that is no Python has no versions."""
     place = directory(tmp_path, "", b"bash\0")

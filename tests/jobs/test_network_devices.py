@@ -17,6 +17,7 @@ import pytest
 from dshealthd.core.collector import Context, Fault, Reason
 from dshealthd.core.host import Host
 from dshealthd.jobs.network_devices import NetworkDevices, parse_names
+from dshealthd.jobs.processes import namespace
 
 HEADER = "Inter-|   Receive\n face |bytes\n"
 
@@ -41,7 +42,7 @@ def test_names() -> None:
 
 def test_this_machine() -> None:
     """The interfaces of this process are those that Python sees, and loopback runs if it is up."""
-    found = devices(Host()).interfaces(os.getpid())
+    found = devices(Host()).interfaces(os.getpid(), "")
     assert found.keys() == set(os.listdir("/sys/class/net")) - {"bonding_masters"}
     assert found["lo"] == bool(
         int(Path("/sys/class/net/lo/flags").read_text(encoding="ascii"), 16) & 1
@@ -60,7 +61,8 @@ def test_network_of_its_own() -> None:
         if not child.stdout.readline():
             pytest.skip("network namespaces are not permitted here")
         both = devices(Host())
-        theirs, ours = both.interfaces(child.pid), both.interfaces(os.getpid())
+        network = namespace(Host(), child.pid)
+        theirs, ours = both.interfaces(child.pid, network), both.interfaces(os.getpid(), "")
         child.communicate(b"\n", timeout=60)
     assert theirs["lo"] is None
     assert ours["lo"] is not None
@@ -69,7 +71,7 @@ def test_network_of_its_own() -> None:
 def test_process_that_is_gone(tmp_path: Path) -> None:
     """A process that has ended has no interfaces, and that is told from having none."""
     with pytest.raises(FileNotFoundError):
-        devices(Host(procfs=tmp_path)).interfaces(4711)
+        devices(Host(procfs=tmp_path)).interfaces(4711, "")
 
 
 def test_adapters(tmp_path: Path) -> None:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from dshealthd.core.collector import Context
-from dshealthd.core.host import Host
 from dshealthd.evidence import members
 from dshealthd.jobs.gpu_ranks import GpuRanks
 from dshealthd.jobs.ownership import claimed_name, scheduled_in
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ranks import Ranks
-from tests.environments import wait_for_environment
 from tests.jobs.machines import TORCH, Machine
 
 JOB = {**TORCH, "SLURM_JOB_ID": "5000"}
@@ -133,25 +127,3 @@ def test_evidence_of_a_job_takes_its_user_s_processes_alone(machine: Machine) ->
     }
     by_hand = members.find(lambda *_: None, host, "slurm-5000-uid1000")["ranks"]
     assert {rank["pid"] for rank in by_hand} == {60, 61}
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="runs a process of another user")
-def test_real_users() -> None:
-    """On the real /proc two users' processes are of two jobs."""
-    number = str(10**9 + os.getpid())
-    variables = {**TORCH, "SLURM_JOB_ID": number}
-    command = ["/bin/sleep", "600"]
-    with subprocess.Popen(command, env=variables) as first:
-        time.sleep(0.05)  # ages of processes are told in hundredths of a second
-        with subprocess.Popen(command, env=variables, user=4321) as second:
-            for process in (first, second):
-                wait_for_environment(process.pid)
-            context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
-            found = {
-                process.pid: process.job
-                for process in ProcessTable(context).refresh()
-                if process.pid in {first.pid, second.pid}
-            }
-            second.kill()
-        first.kill()
-    assert found == {first.pid: f"slurm-{number}", second.pid: f"slurm-{number}-uid4321"}

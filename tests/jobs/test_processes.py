@@ -6,16 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.core.collector import Context, Fault, Reason
-from dshealthd.core.host import Host
-from dshealthd.jobs.processes import ProcessTable, TrainingProcess, Unseen
+from dshealthd.core.collector import Fault, Reason
+from dshealthd.jobs.processes import ProcessTable, Unseen
 from dshealthd.linux.process import parse_stat
 from tests.jobs.machines import TORCH, Machine, environ, stat_line
 
@@ -289,37 +287,3 @@ def test_no_permission() -> None:
         [sys.executable, "-c", program], check=True, capture_output=True, timeout=60
     )
     assert int(answer.stdout) >= 1
-
-
-def test_real_training_process() -> None:
-    """A real child with a launcher's environment is found, under one name for both its ranks, and
-    gone when it has ended.
-    """
-    context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
-    table = ProcessTable(context)
-    table.refresh()
-    mark = {"MASTER_ADDR": "192.0.2.7", "MASTER_PORT": str(os.getpid()), "WORLD_SIZE": "2"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", "input()"],
-            stdin=subprocess.PIPE,
-            env={**os.environ, **mark, "RANK": rank},
-        )
-        for rank in ("0", "1")
-    ]
-    try:
-        pids = {rank.pid for rank in ranks}
-        found: list[TrainingProcess] = []
-        end = time.monotonic() + 60
-        while len(found) < 2:  # seen before exec was done with; they are young, and looked at again
-            assert time.monotonic() < end
-            context.sweep += 1
-            found = [process for process in table.refresh() if process.pid in pids]
-        assert {process.launch.rank for process in found} == {0, 1}
-        assert len({process.job for process in found}) == 1
-        assert {process.parent for process in found} == {os.getpid()}
-    finally:
-        for rank in ranks:
-            rank.communicate(b"\n", timeout=60)
-    context.sweep += 1
-    assert not pids & {process.pid for process in table.refresh()}

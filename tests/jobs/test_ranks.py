@@ -167,7 +167,7 @@ def test_what_started_it(environment: dict[str, str], launcher: str) -> None:
     assert launched_by(environment, place) == launcher
 
 
-@pytest.mark.parametrize("scheduler", [{}, {"SLURM_JOB_ID": "7"}])
+@pytest.mark.parametrize("scheduler", [{}, {"SLURM_JOB_ID": str(os.getpid())}])
 def test_one_localhost_in_two_network_namespaces(scheduler: dict[str, str]) -> None:
     """Two pods that meet on `localhost` and the same port are two runs, and no rank is used twice.
 

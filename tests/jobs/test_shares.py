@@ -25,9 +25,7 @@ class Entry(NamedTuple):
 
 def chosen(entries: list[Entry], places: int) -> list[Entry]:
     """Return who gets one."""
-    return share_places(
-        entries, places, lambda one: one.user, lambda one: one.job, lambda one: one.start
-    )
+    return share_places(entries, places, lambda entry: entry)
 
 
 def test_an_idle_job_does_not_keep_out_the_same_users_next() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dshealthd.training import attach
+from dshealthd.training import attach, step_timer
 from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.message import PAGE, Phase
 from tests.stopwatch import Stopwatch
@@ -172,13 +172,20 @@ def test_agent_that_comes_late(agents_end: AgentsEnd, heartbeat: Heartbeat) -> N
     assert agents_end.message().step == 2000
 
 
-def test_fork(agents_end: AgentsEnd, heartbeat: Heartbeat) -> None:
-    """A child of fork has a page of its own, and leaves its parent's alone."""
+@pytest.mark.parametrize("share", [math.inf, 0.0])
+def test_fork(agents_end: AgentsEnd, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    """A child of fork has a page of its own, and leaves its parent's alone, in a step that is
+    measured or not.
+    """
+    monkeypatch.setattr(step_timer, "SHARE", share)
+    heartbeat = Heartbeat()
+    spaced(heartbeat, 20, 0.0)
+    assert heartbeat.measures is (share > 0)
+    with forked(lambda: spaced(heartbeat, 5, 0.0)):
+        assert [message.step for message in agents_end.messages()] == [20, 25]
     spaced(heartbeat, 1)
-    with forked(lambda: spaced(heartbeat, 5)):
-        assert [message.step for message in agents_end.messages()] == [1, 6]
-    spaced(heartbeat, 1)
-    assert [message.step for message in agents_end.messages()] == [2, 6]
+    assert [message.step for message in agents_end.messages()] == [21, 25]
+    heartbeat.close()
 
 
 def test_threads(agents_end: AgentsEnd, heartbeat: Heartbeat) -> None:

@@ -16,14 +16,10 @@ from hypothesis import strategies as st
 from dshealthd.training.message import (
     PAGE,
     SIZE,
-    SIZE_1,
-    SIZE_2,
     SLOT,
-    VERSION,
     DeviceMemory,
     Message,
     Phase,
-    StepStage,
     Totals,
     WaitSource,
     decode,
@@ -57,7 +53,6 @@ def messages(draw: st.DrawFn) -> Message:
         step=draw(COUNT),
         sent=draw(TOTAL_SECONDS),
         phase=draw(st.sampled_from(Phase)),
-        stage=draw(st.sampled_from(StepStage)),
         last_seconds=draw(STEP_SECONDS) if timed else None,
         mean_seconds=draw(STEP_SECONDS) if timed else None,
         input_seconds=draw(st.none() | PART_SECONDS),
@@ -72,7 +67,6 @@ def messages(draw: st.DrawFn) -> Message:
         work_seconds=draw(PART_SECONDS) if own else None,
         wait_source=draw(st.sampled_from(WaitSource)) if own else WaitSource.HOST,
         pipeline_stage=draw(st.none() | st.integers(0, (1 << 16) - 1)),
-        forward_pass=draw(st.integers(0, MAX_PASSES)),
         forward_passes=draw(st.integers(0, MAX_PASSES)),
         totals=draw(st.none() | st.builds(Totals, COUNT, COUNT, HALF_A_TOTAL, HALF_A_TOTAL)),
         evaluation_seconds=draw(st.none() | TOTAL_SECONDS),
@@ -96,35 +90,6 @@ def test_newer_senders_are_understood(message: Message, more: bytes, version: in
     assert decode(sealed(encode(message)[12:] + more, version)) == message
 
 
-@given(messages())
-def test_older_senders_are_understood(message: Message) -> None:
-    """A training with an older version's package tells nothing of its waits, or of their sums: they
-    are unknown.
-    """
-    second = message._replace(totals=None)
-    assert decode(sealed(encode(second)[12:SIZE_2], 2)) == second
-    plain = message._replace(
-        wait_seconds=None, work_seconds=None, wait_source=WaitSource.HOST, pipeline_stage=None,
-        forward_pass=0, forward_passes=0, totals=None,
-    )  # fmt: skip
-    assert decode(sealed(encode(plain)[12:SIZE_1])) == plain
-
-
-@given(messages(), st.floats())
-def test_a_forward_time_is_skipped(message: Message, seconds: float) -> None:
-    """Older processes send the time of a step's forward passes, and mark it as known; an older
-    agent knows by the mark that this version does not.
-    """
-    message = message._replace(evaluation_seconds=None)  # it has the same place
-    mark, known_at, place = 1 << 9, 12 + 4, 12 + 64
-    data = bytearray(encode(message))
-    known = int.from_bytes(data[known_at : known_at + 4], "little")
-    assert not known & mark
-    data[known_at : known_at + 4] = (known | mark).to_bytes(4, "little")
-    data[place : place + 8] = struct.pack("<d", seconds)
-    assert decode(sealed(bytes(data[12:]), VERSION)) == message
-
-
 @given(st.binary(max_size=PAGE) | st.binary(min_size=SIZE - 12, max_size=SIZE).map(sealed))
 def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
     """Garbage is either a message whose values can be shown, or ValueError."""
@@ -132,7 +97,6 @@ def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
         message = decode(data)
         assert 0 <= message.step <= MAX_COUNT
         assert 0 <= message.phase <= max(Phase)
-        assert 0 <= message.stage <= max(StepStage)
         timings = (getattr(message, field) for field in Message._fields if "seconds" in field)
         sums = message.totals[2:] if message.totals else ()
         for value in (message.sent, *timings, *sums):

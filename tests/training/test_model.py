@@ -51,20 +51,6 @@ def test_stages(agents_end: AgentsEnd) -> None:
     assert "__call__" not in vars(models.Slow)
 
 
-def test_stages_of_micro_steps(agents_end: AgentsEnd) -> None:
-    """Under accumulation the stages follow the micro-steps."""
-    model = models.Slow(agents_end)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with attach(optimizer=optimizer, model=model):
-        for _ in range(3):
-            loss = model(torch.randn(4, 8)).square().mean()
-            assert models.stage(agents_end) == StepStage.BACKWARD
-            loss.backward()
-        optimizer.step()
-        assert models.stage(agents_end) == StepStage.INPUT
-    assert model.stages == 3 * [StepStage.FORWARD]
-
-
 def test_forward_passes(agents_end: AgentsEnd) -> None:
     """Under accumulation the rank tells which forward pass of how many it is in: once they are as
     many in each step, also where a single step has more, and not where the number keeps changing.

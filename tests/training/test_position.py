@@ -8,15 +8,13 @@ import os
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dshealthd.jobs.hangs import states
-from dshealthd.training import attach, heartbeat, step_timer
+from dshealthd.training import heartbeat, step_timer
 from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.message import (
     POSITION,
@@ -27,7 +25,7 @@ from dshealthd.training.message import (
     newest_message,
 )
 from dshealthd.training.step_timer import StepTimer
-from tests.training.agents_end import AgentsEnd, forked
+from tests.training.agents_end import AgentsEnd
 
 ALIKE = 10
 MAX_COUNT = 10**12
@@ -37,7 +35,7 @@ LEAST = 1e-3
 PAGE, POSITION_AT, PASS_BIT, STEP_BIT = 1024, 752, 2, 18
 """Agents read pages of other releases: what is where in them stays."""
 
-MESSAGE = Message(7, 100.0, stage=StepStage.INPUT, forward_pass=1, forward_passes=3)
+MESSAGE = Message(7, 100.0, forward_passes=3)
 
 
 @pytest.fixture
@@ -80,12 +78,15 @@ def test_position_says_how_far_the_process_is() -> None:
     (word(9, 1, 2), -1.0),
 ])  # fmt: skip
 def test_what_is_no_position(position: tuple[float, ...]) -> None:
-    """A package that writes none, and words older than the message or out of range: it counts."""
+    """Words that are not written yet, older than the message or out of range: it counts alone."""
     assert newest_message(page(MESSAGE, *position)) == MESSAGE
-    start = MESSAGE._replace(sent=0.0)
-    assert newest_message(page(start, *(position if position[1:] != (101.0,) else ()))).stage == (
-        StepStage.FORWARD if position[1:] == (math.nextafter(100.0, 0.0),) else StepStage.INPUT
-    )
+
+
+def test_position_of_the_time_of_the_message() -> None:
+    """Counts, as it is written first; without a time it is none, whatever the message says."""
+    forward = word(9, 1, StepStage.FORWARD)
+    assert newest_message(page(MESSAGE, forward, 100.0)).stage == StepStage.FORWARD
+    assert not newest_message(page(MESSAGE._replace(sent=0.0), forward, 0.0)).stage
 
 
 STORES = """
@@ -209,25 +210,6 @@ def test_a_message_is_due_each_second(
 
 
 @pytest.mark.usefixtures("few")
-def test_a_child_leaves_its_parents_position_alone(agents_end: AgentsEnd) -> None:
-    """A forked child of a process in a step that is not measured has a page of its own."""
-    heartbeat = Heartbeat()
-    for _ in range(20):
-        heartbeat.step()
-    assert not heartbeat.measures
-
-    def steps() -> None:
-        for _ in range(5):
-            heartbeat.step()
-
-    with forked(steps):
-        assert [message.step for message in agents_end.messages()] == [20, 25]
-    heartbeat.step()
-    assert [message.step for message in agents_end.messages()] == [21, 25]
-    heartbeat.close()
-
-
-@pytest.mark.usefixtures("few")
 def test_pause_in_a_step_that_is_not_measured(agents_end: AgentsEnd) -> None:
     """A phase is told at once, and its time is none of a step."""
     heartbeat = Heartbeat()
@@ -322,43 +304,6 @@ def test_steps_of_an_earlier_run_are_not_counted(agents_end: AgentsEnd) -> None:
     assert found.totals is not None
     assert (found.totals.step, found.totals.steps) == (41, 6)
     heartbeat.close()
-
-
-@pytest.mark.usefixtures("few")
-def test_collectives_of_steps_that_are_not_measured(agents_end: AgentsEnd) -> None:
-    """Between two steps, the page says in which collective the host waits; within one, nothing is
-    done at all.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that NumPy is not installed
-        torch: Any = pytest.importorskip("torch")
-    work = torch._C._distributed_c10d.Work
-    original, told = work.wait, []
-
-    def wait(*arguments: Any, **named: Any) -> Any:
-        told.append(agents_end.message().collective)
-        return original(*arguments, **named)
-
-    work.wait = wait
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with attach(optimizer=optimizer, model=model) as heartbeat:
-            for number in range(30):
-                loss = model(torch.randn(2, 4)).square().mean()
-                torch.distributed.all_reduce(torch.ones(2))
-                assert told.pop() == (0, number)
-                loss.backward()
-                optimizer.step()
-                torch.distributed.barrier()
-                kind, count = told.pop()
-                assert (states.operation(kind), count) == ("barrier", number + 1)
-            assert not heartbeat.measures
-    finally:
-        torch.distributed.destroy_process_group()
-        work.wait = original
 
 
 def test_least_share() -> None:

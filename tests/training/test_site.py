@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,15 +58,9 @@ def variables(home: Path, switch: Switch | None = None, **more: str) -> dict[str
 
 
 def run(
-    command: list[str],
-    environ: dict[str, str],
-    folder: Path,
-    end: AgentsEnd | None = None,
+    command: list[str], environ: dict[str, str], folder: Path
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, and find its pages if that is asked for."""
-    if end is not None:
-        (ended,) = end.watch(command, environ, cwd=folder)
-        return ended
+    """Run a program to its end."""
     options: dict[str, Any] = {"env": environ, "cwd": folder, "stdin": subprocess.DEVNULL}
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
@@ -158,16 +153,28 @@ print(pid and os.waitpid(pid, 0)[1])
 """
 TEST = "def test_it():\n    assert True\n"
 
-UNFOLLOWED = f"""
+ATTACHES = """
+sys.path.append(os.environ["BESIDE"])
+from dshealthd.training import attach
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+attach(optimizer=optimizer, step=40)
+for _ in range(3):
+    optimizer.step()
+"""
+CHILDREN = f"""
 import os, sys, torch._dynamo  # as the first step does, in each child
-for spoil in ("sys.settrace(lambda *_: None)", "os.environ['WORLD_SIZE'] = '2'"):
+for code in (
+    "sys.settrace(lambda *_: None)" + {TRAINS!r},
+    "os.environ['WORLD_SIZE'] = '2'" + {TRAINS!r},
+    {ATTACHES!r} if "BESIDE" in os.environ else "",
+):
     if (child := os.fork()) == 0:
-        exec(spoil)
-        exec({TRAINS + LINGER!r})
+        exec(code + {LINGER!r})
         os._exit(0)
     print(os.waitpid(child, 0)[1])
 """
-"""Trains in two children, one under a debugger, and one that has not joined its ranks."""
+"""Trains in children: one under a debugger, one that has not joined its ranks, and, with the
+package, one that reports by itself."""
 PROGRAMS = {
     "hello": ["-c", "print('hello')"],
     "state": ["-c", STATE],
@@ -192,21 +199,8 @@ PROGRAMS = {
     "loaders": ["loaders.py"],
     "pytest": ["-m", "pytest", "-qq", "-p", "no:cacheprovider", "test_it.py"],
     "interactive": ["-i", "trains.py"],
-    "no launcher": ["trains.py"],
-    "declined": ["trains.py"],
-    "without autoload": ["trains.py"],
 }
-LAUNCHED = {
-    "no launcher": {"RANK": ""},
-    "declined": {"DSHEALTHD_HEARTBEAT": "0"},
-    "without autoload": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-}
-NOTHING = ["-c", ""]
-LIKE = {
-    **dict.fromkeys(["no launcher", "declined", "without autoload"], NOTHING),
-    "loaders": ["-c", LOADED],
-    "interactive": ["-i", *NOTHING],
-}
+LIKE = {"loaders": ["-c", LOADED], "interactive": ["-i", "-c", ""]}
 """Programs that print what these print without the switch, and need no torch for it."""
 
 
@@ -221,15 +215,11 @@ def test_program_is_unchanged(
     texts |= {"loaders": LOADERS, "test_it": TEST, "trains": TRAINS + LINGER}
     for file, text in texts.items():
         (tmp_path / f"{file}.py").write_text(text)
-    environ = RANK | LAUNCHED.get(name, {})
-    environ = {variable: value for variable, value in environ.items() if value}
-    if name == "no launcher":
-        environ = {}
     ended = [
         agents_end.watch([str(switch.python), *arguments], environ, cwd=tmp_path)[0]
         for arguments, environ in (
-            (PROGRAMS[name], variables(tmp_path, switch, **environ)),
-            (LIKE.get(name, PROGRAMS[name]), variables(tmp_path, None, **environ)),
+            (PROGRAMS[name], variables(tmp_path, switch, **RANK)),
+            (LIKE.get(name, PROGRAMS[name]), variables(tmp_path, None, **RANK)),
         )
     ]
     with_switch, without = [
@@ -242,14 +232,16 @@ def test_program_is_unchanged(
 def test_those_programs_train(switch: Switch, agents_end: AgentsEnd, tmp_path: Path) -> None:
     """A rank of its own that runs the same steps is followed, so the test above can fail, and it
     computes what it computes without the switch; children that are debugged, or have not joined
-    the ranks that they are told of, are not followed. Torch before 2.5 calls nothing.
+    the ranks that they are told of, are not followed, and one that attaches by itself has one
+    heartbeat, its own. Torch before 2.5 calls nothing.
     """
-    code = UNFOLLOWED + TRAINS.replace("net =", "torch.manual_seed(0)\nnet =", 1)
+    code = CHILDREN + TRAINS.replace("net =", "torch.manual_seed(0)\nnet =", 1)
     command = [str(switch.python), "-c", f"{code}print(net.weight.tolist()){LINGER}"]
-    environs = [variables(tmp_path, on, **RANK) for on in (switch, None)]
+    beside = {"BESIDE": str(switch.directory)}
+    environs = [variables(tmp_path, switch, **RANK, **beside), variables(tmp_path, None, **RANK)]
     ended, without = agents_end.watch(command, *environs, cwd=tmp_path)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, without.stdout, "")
-    assert [message.step for message in agents_end.messages()] == [3] * TORCH.loads_backends
+    assert [message.step for message in agents_end.messages()] == [43] + [3] * TORCH.loads_backends
 
 
 def test_pip_shows_nothing(switch: Switch, tmp_path: Path) -> None:
@@ -277,7 +269,7 @@ for _ in range(2):
 """What torch does with the hook that the archive gives it."""
 
 
-def test_defect_of_ours(switch: Switch, agents_end: AgentsEnd, tmp_path: Path) -> None:
+def test_defect_of_ours(switch: Switch, tmp_path: Path) -> None:
     """Whatever is wrong beside the archive, or gone, the steps of a training go on."""
     copied = Switch(tmp_path / "training", switch.python)
     directory.make(copied.directory)
@@ -287,25 +279,6 @@ def test_defect_of_ours(switch: Switch, agents_end: AgentsEnd, tmp_path: Path) -
         command = [str(switch.python), "-c", BESIDE, copied.archive]
         ended = run(command, variables(tmp_path, None, **RANK), tmp_path)
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", ""), damage
-    ended = run(
-        [str(switch.python), "-c", TRAINS + LINGER],
-        variables(tmp_path, copied, **RANK),
-        tmp_path,
-        agents_end,
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
-    assert agents_end.messages() == []
-
-
-def test_script_that_attaches(switch: Switch, agents_end: AgentsEnd, tmp_path: Path) -> None:
-    """A script that reports by itself has one heartbeat, its own."""
-    attaches = TRAINS.replace("for", "attach(optimizer=optimizer, step=40)\nfor", 1)
-    code = f"from dshealthd.training import attach{attaches}{LINGER}"
-    environ = variables(tmp_path, switch, **RANK)
-    environ["PYTHONPATH"] += f":{switch.directory}"
-    ended = run([str(switch.python), "-c", code], environ, tmp_path, agents_end)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
-    assert agents_end.message().step == 43
 
 
 VARIABLES = {
@@ -349,6 +322,26 @@ class Gate:
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Return the switch of a site that has the plugin."""
     return Gate(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("environ", "waits"),
+    [({}, True), ({"DSHEALTHD_HEARTBEAT": "0"}, False), (dict.fromkeys(RANK), False)],
+)
+def test_whose_first_step_is_waited_for(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str | None], *, waits: bool
+) -> None:
+    """That of a rank which does not decline."""
+    hooks: list[object] = []
+    torch = SimpleNamespace(register_optimizer_step_post_hook=hooks.append)
+    monkeypatch.setitem(sys.modules, "torch.optim.optimizer", torch)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    for name, value in environ.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    gate.module.load()
+    assert len(hooks) == waits
 
 
 @pytest.mark.parametrize("before", ["", "/mine:", "/mine:/yours:", ":"])

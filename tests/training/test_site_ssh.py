@@ -103,11 +103,13 @@ def test_ranks_over_ssh(switch: Switch, ssh: Path, agents_end: AgentsEnd, tmp_pa
     assert [message.step for message in agents_end.messages()] == [STEPS] * len(HOSTS)
 
 
-def test_who_declines(switch: Switch, ssh: Path, agents_end: AgentsEnd, tmp_path: Path) -> None:
+def test_who_declines(switch: Switch, agents_end: AgentsEnd, tmp_path: Path) -> None:
     """The switch of a user who declines is not passed on: their variable is left behind."""
     (tmp_path / "hostfile").write_text(f"{HOSTS[0]} slots=1\n")
-    (tmp_path / "rank.py").write_text("import os; print('rank of', os.environ['PYTHONPATH'])")
-    said = launch(switch, ssh, tmp_path, agents_end, "rank.py", DSHEALTHD_HEARTBEAT="0")
-    (paths,) = re.findall(r"rank of (\S+)", said)
+    for program in (PDSH, "ssh"):
+        (tmp_path / program).write_text('#!/bin/sh\necho "$@"\n')
+        (tmp_path / program).chmod(0o755)
+    said = launch(switch, tmp_path, tmp_path, agents_end, "rank.py", DSHEALTHD_HEARTBEAT="0")
+    *_, paths = re.findall(r"export PYTHONPATH=([^;\s]+);", said)  # of the log, and of pdsh
     assert "/mine" in paths.split(":")
     assert switch.archive not in paths.split(":")

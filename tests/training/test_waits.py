@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from dshealthd.jobs.hangs import states
-from dshealthd.training import attach, waits
+from dshealthd.training import attach, step_timer, waits
 from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.message import Message, WaitSource
 from tests.training.agents_end import AgentsEnd
@@ -104,13 +105,25 @@ def test_functional_collectives(agents_end: AgentsEnd, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("way", "operation"),
-    [("synchronous", "all_reduce"), ("barrier", "barrier"), ("coalesced", "all_reduce")],
+    ("way", "operation", "share"),
+    [
+        ("synchronous", "all_reduce", math.inf),
+        ("coalesced", "all_reduce", math.inf),
+        ("barrier", "barrier", math.inf),
+        ("barrier", "barrier", 0.0),
+    ],
 )
 def test_collectives_between_two_steps(
-    agents_end: AgentsEnd, monkeypatch: pytest.MonkeyPatch, way: str, operation: str
+    agents_end: AgentsEnd,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    operation: str,
+    share: float,
 ) -> None:
-    """While the host waits for others between two steps, the page says in which collective."""
+    """While the host waits for others between two steps, the page says in which collective; within
+    one, nothing is done at all where that is not measured.
+    """
+    monkeypatch.setattr(step_timer, "SHARE", share)
     told = []
     original = torch._C._distributed_c10d.Work.wait
 
@@ -121,13 +134,14 @@ def test_collectives_between_two_steps(
     monkeypatch.setattr(torch._C._distributed_c10d.Work, "wait", wait)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with attach(optimizer=optimizer, model=model):
-        for _ in range(2):
+    with attach(optimizer=optimizer, model=model) as heartbeat:
+        for _ in range(20):
             loss = model(torch.randn(2, 4)).square().mean()
             WAYS["synchronous"]()
             assert told.pop() == (0, 0)
             loss.backward()
             optimizer.step()
+        assert heartbeat.measures is (share > 0)
         for number in (1, 2):
             WAYS[way]()
             kind, count = told.pop()

@@ -85,7 +85,7 @@ def _problems(
     yield from problems.values(have)
     several = context.nodes > 1
     if text := have.get("NCCL_SOCKET_IFNAME", ""):
-        interfaces = devices.interfaces(os.getpid())
+        interfaces = devices.interfaces(os.getpid(), "")
         yield from problems.interface(text, interfaces, many_nodes=several)
     if text := have.get("NCCL_IB_HCA", ""):
         yield from problems.adapters(text, devices.ports())

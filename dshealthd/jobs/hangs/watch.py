@@ -97,7 +97,7 @@ class Watched:
     @property
     def key(self) -> tuple[int, int]:
         """Pid and start time of the watched rank."""
-        return self.who.process.pid, self.who.process.start
+        return self.who.process.key
 
     def share(self, seconds: Callable[[Activity], float | None]) -> float | None:
         """Return the share of a core's time that some count of seconds took of late."""
@@ -220,7 +220,7 @@ class RankWatch:
         self._count += 1
         if self._clock > REMEMBERED:
             self._saved.clear()
-        places = {(who.process.pid, who.process.start): at for at, (who, _) in present.items()}
+        places = {who.process.key: at for at, (who, _) in present.items()}
         for place, known in list(self.watched.items()):
             if places.get(known.key, place) != place:
                 # Its job has another name: another user's process owned or owns the one it claims.
@@ -265,7 +265,7 @@ class RankWatch:
 
     def _baseline(self, who: Identity, message: Message, heard: float) -> SilenceBaseline:
         """Return the baseline of a newly watched process: the saved one, if any."""
-        saved = self._saved.pop((who.process.pid, who.process.start), None)
+        saved = self._saved.pop(who.process.key, None)
         if saved is None:
             return SilenceBaseline.begin(heard, message.step, message.phase, self._floor)
         baseline = saved.baseline.moved(self._clock - saved.clock, self._floor)
@@ -361,9 +361,7 @@ class RankWatch:
         kept = share_places(
             ended,
             MAX_SENDERS,
-            lambda entry: entry[1].who.process.user,
-            lambda entry: entry[0][0],
-            lambda entry: -round(entry[1].ended_at),
+            lambda entry: (entry[1].who.process.user, entry[0][0], -entry[1].ended_at),
         )
         for place in {place for place, _ in ended} - {place for place, _ in kept}:
             self._forget(place)

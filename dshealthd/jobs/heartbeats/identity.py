@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from dshealthd.core.host import read_bytes
-from dshealthd.jobs.environment import parse_environ
-from dshealthd.jobs.processes import ENVIRON_LIMIT, TrainingProcess, boot_id, training_process
+from dshealthd.jobs.processes import TrainingProcess, boot_id, read_process, read_stat
 from dshealthd.linux.credentials import parse_real_user
-from dshealthd.linux.process import parse_stat
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host
@@ -49,15 +47,13 @@ class Identity:
 
 def identify(host: Host, pid: int, user: int) -> Answer:
     """Return the sender's identity, if it belongs to `user`. Blocks if the process hangs."""
-    place = host.proc(str(pid))
     try:
-        stat = parse_stat(read_bytes(f"{place}/stat", 4096))
-        if parse_real_user(read_bytes(f"{place}/status", 8192)) != user:
+        stat = read_stat(host, pid)
+        if parse_real_user(read_bytes(host.proc(f"{pid}/status"), 8192)) != user:
             return UnidentifiedSender.GONE  # the pid was reused
-        environment = parse_environ(read_bytes(f"{place}/environ", ENVIRON_LIMIT))
-        process = training_process(host, pid, stat, environment, boot_id(host))
+        process = read_process(host, pid, stat, boot_id(host))
         # Once more: everything read in between belongs to one process only if both ends agree.
-        if parse_stat(read_bytes(f"{place}/stat", 4096)).image != stat.image:
+        if read_stat(host, pid).image != stat.image:
             return UnidentifiedSender.GONE
     except (FileNotFoundError, ProcessLookupError):
         return UnidentifiedSender.GONE
@@ -73,9 +69,6 @@ def identify(host: Host, pid: int, user: int) -> Answer:
 def same(host: Host, identity: Identity) -> bool:
     """Return whether the sender is still the identified process. Does not block."""
     try:
-        return (
-            parse_stat(read_bytes(host.proc(f"{identity.process.pid}/stat"), 4096)).image
-            == identity.image
-        )
+        return read_stat(host, identity.process.pid).image == identity.image
     except (OSError, ValueError, ArithmeticError):
         return False

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from dshealthd.core.host import read_bytes, signature
 from dshealthd.jobs.launches.obstacle import Obstacle, Refused
 from dshealthd.jobs.launches.programs import FUNCTIONS, INIT, MAX_PROCESSES, ORDERED, UNORDERED
-from dshealthd.jobs.nccl.release import MAPS_LIMIT, parse_maps
+from dshealthd.jobs.nccl.release import MAPS_LIMIT, UnknownRelease, opened, parse_maps
 from dshealthd.linux.elf import functions
-from dshealthd.linux.process_root import Root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dshealthd.core.host import Host, Signature
-    from dshealthd.jobs.nccl.release import Mapping as Mapped
     from dshealthd.linux.elf import Function
 
 _ENDBR64 = b"\xf3\x0f\x1e\xfa"
@@ -45,34 +43,25 @@ class MappedNccl:
     @contextlib.contextmanager
     def opened(self, pid: int) -> Iterator[OpenedNccl]:
         """Yield the library of NCCL in a process. `Refused`, OSError."""
-        mapped = parse_maps(read_bytes(self._host.proc(f"{pid}/maps"), MAPS_LIMIT))
-        own = [one for one in mapped if "/libnccl.so" in one.path]
+        maps = read_bytes(self._host.proc(f"{pid}/maps"), MAPS_LIMIT)
+        mapped = [one for one in parse_maps(maps) if one.may_contain_nccl]
+        own = [one for one in mapped if one.is_nccl]
         if not mapped:
             raise Refused(Obstacle.NO_LIBRARY)
         if len(own) > 1:
             raise Refused(Obstacle.UNREADABLE, "it has mapped more than one NCCL")
         one = (own or mapped)[0]
-        descriptor = self._open(pid, one)
-        try:
+        with contextlib.ExitStack() as stack:
+            try:
+                descriptor = stack.enter_context(opened(self._host, pid, one))
+            except (UnknownRelease, OSError, ValueError, ArithmeticError) as error:
+                raise Refused(Obstacle.UNREADABLE, f"{one.path}: {error}") from error
             found = self._functions(descriptor)
             if not found.keys() >= _NECESSARY:
                 # PyTorch is often built with NCCL linked in; its functions are hidden there.
                 reason = Obstacle.UNREADABLE if own else Obstacle.STATIC_LIBRARY
                 raise Refused(reason, f"{one.path} does not export NCCL's functions")
             yield OpenedNccl(descriptor, places(found))
-        finally:
-            os.close(descriptor)
-
-    def _open(self, pid: int, mapped: Mapped) -> int:
-        try:
-            with Root.of_process(self._host, pid) as root:
-                descriptor = root.open(mapped.path)
-        except (OSError, ValueError, ArithmeticError) as error:
-            raise Refused(Obstacle.UNREADABLE, f"{mapped.path}: {error}") from error
-        if mapped.deleted or os.fstat(descriptor).st_ino != mapped.inode:
-            os.close(descriptor)
-            raise Refused(Obstacle.UNREADABLE, f"{mapped.path} was replaced since it was loaded")
-        return descriptor
 
     def _functions(self, descriptor: int) -> dict[str, Function]:
         key = signature(os.fstat(descriptor))

@@ -13,10 +13,9 @@ from dshealthd.core.host import read_bytes
 from dshealthd.jobs.launches.library import MappedNccl
 from dshealthd.jobs.launches.obstacle import Obstacle, Refused, refused_by_kernel
 from dshealthd.jobs.launches.programs import MAX_PROCESSES, RING
-from dshealthd.jobs.processes import UNINTERRUPTIBLE, ProcessTable, TrainingProcess
+from dshealthd.jobs.processes import UNINTERRUPTIBLE, ProcessTable, TrainingProcess, read_stat
 from dshealthd.jobs.ranks import Ranks
 from dshealthd.jobs.shares import share_places
-from dshealthd.linux.process import parse_stat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Context
     from dshealthd.jobs.launches.breakpoints import Breakpoints
     from dshealthd.jobs.launches.programs import Counts, Init
-    from dshealthd.jobs.ranks import Key
+    from dshealthd.jobs.processes import Key
 
 BUDGET = 5000.0
 """Hits a second of one process, averaged from one turn to the next: at 1.1 µs each, 0.55 % of a
@@ -56,11 +55,6 @@ class Followed:
     names: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
     """Names of communicators whose initialization was seen, by address and `Counts.first`: an
     address is used again. With the rank in that of which the unique id is known."""
-
-    @property
-    def key(self) -> Key:
-        """Pid and start time."""
-        return self.process.pid, self.process.start
 
 
 class Launches:
@@ -117,15 +111,11 @@ class Launches:
         runs = self._ranks.runs(processes, self._table.machine)
         tops = [(run.name, process) for run in runs for process in run.processes]
         ordered = share_places(
-            tops,
-            len(tops),
-            lambda entry: entry[1].user,
-            lambda entry: entry[1].job,
-            lambda entry: entry[1].start,
+            tops, len(tops), lambda entry: (entry[1].user, entry[1].job, entry[1].start)
         )
         self._looks = LOOKS
         return [
-            ((chosen.pid, chosen.start), name, chosen)
+            (chosen.key, name, chosen)
             for name, top in ordered
             for chosen in (self._own(top, children),)
         ]
@@ -142,13 +132,13 @@ class Launches:
                     known.add(child.pid)
                     line.append(child)
         for each in line:
-            one = self._followed.get((each.pid, each.start))
+            one = self._followed.get(each.key)
             if one is not None and one.attached:
                 return each
         return next(filter(self._has_nccl, line), top)
 
     def _has_nccl(self, process: TrainingProcess) -> bool:
-        one = self._followed.get((process.pid, process.start))
+        one = self._followed.get(process.key)
         if one is not None and self._context.monotonic() < one.due:
             return one.refusal.reason is not Obstacle.NO_LIBRARY
         if self._looks <= 0:
@@ -156,8 +146,7 @@ class Launches:
         self._looks -= 1
         try:
             # What a process in uninterruptible sleep has mapped may not be readable until it wakes.
-            stat = read_bytes(self._context.host.proc(f"{process.pid}/stat"), 4096)
-            if parse_stat(stat).state == UNINTERRUPTIBLE:
+            if read_stat(self._context.host, process.pid).state == UNINTERRUPTIBLE:
                 return False
             with self._libraries.opened(process.pid):
                 return True
@@ -168,9 +157,9 @@ class Launches:
 
     def _check(self, one: Followed, now: float) -> None:
         """Attach to a process, or leave it, as its state demands."""
-        pid, start = one.key
+        pid, start = one.process.key
         try:
-            stat = parse_stat(read_bytes(self._context.host.proc(f"{pid}/stat"), 4096))
+            stat = read_stat(self._context.host, pid)
             status = read_bytes(self._context.host.proc(f"{pid}/status"), 1 << 16)
         except (OSError, ValueError, ArithmeticError):
             return  # it has ended: the next turn leaves it
@@ -187,15 +176,15 @@ class Launches:
             self._try(one, now)
 
     def _try(self, one: Followed, now: float) -> None:
-        pid, start = one.key
+        pid, start = one.process.key
         young = now - one.process.started < EARLY
         one.due = now + (0.0 if young else LATER)
         try:
             with self._libraries.opened(pid) as library:
                 self._breakpoints.maps.admit(pid)
                 self._breakpoints.attach(pid, library.descriptor, library.offsets)
-            stat = read_bytes(self._context.host.proc(f"{pid}/stat"), 4096)
-            one.attached, one.hits = parse_stat(stat).start == start, 0
+            stat = read_stat(self._context.host, pid)
+            one.attached, one.hits = stat.start == start, 0
             one.names.clear()
             if not one.attached:
                 self._leave(one)

@@ -40,10 +40,8 @@ FOLLOWED_AFTER = 30.0
 """Seconds for which logs are read after the last rank has exited: launchers write a summary."""
 SHOWN_AFTER = 900.0
 """Seconds for which the cause of a failure is shown after that, for people who look then."""
-BYTES_PER_SECOND = 4 << 20
-"""Most bytes read per second, over all files."""
 CPU_SHARE = 0.05
-"""Largest share of a core's time spent on reading."""
+"""Largest share of a core's time spent on reading, which bounds the bytes read as well."""
 CATCH_UP = 2.0
 """Most seconds of budget that a late look may use at once."""
 MAX_BACKLOG = 8 << 20
@@ -111,8 +109,6 @@ class LogWatch:
         self._turn = 0
         self.skipped = 0
         """Bytes skipped because logs grew faster than they may be read."""
-        self.read = 0
-        """Bytes read."""
 
     def update(self, processes: Iterable[TrainingProcess], boot: float) -> None:
         """Note the jobs whose logs to watch; process starts count from `boot`, in Unix time."""
@@ -136,9 +132,7 @@ class LogWatch:
         placed = share_places(
             enumerate(self._jobs.values()),
             MAX_JOBS,
-            lambda entry: entry[1].user,
-            lambda entry: entry[1].name,
-            lambda entry: entry[0],
+            lambda entry: (entry[1].user, entry[1].name, entry[0]),
         )
         self._jobs = {job.name: job for _, job in sorted(placed, key=itemgetter(0))}
 
@@ -151,7 +145,6 @@ class LogWatch:
         if not jobs:
             return
         self._turn = (self._turn + 1) % len(jobs)
-        bytes_left = BYTES_PER_SECOND * elapsed
         until = spent + CPU_SHARE * elapsed
         for number, job in enumerate(jobs[self._turn :] + jobs[: self._turn]):
             share = 1 / (len(jobs) - number)
@@ -159,15 +152,14 @@ class LogWatch:
             if (fault := self._entering(part)) is not None:
                 yield fault
                 continue
-            before, begun = self.read, self._spent()
+            begun = self._spent()
             seconds = max(0.0, until - begun) * share - job.overdrawn
             if seconds > 0:
                 try:
-                    self._follow(job, len(jobs), bytes_left * share, begun + seconds)
+                    self._follow(job, len(jobs), begun + seconds)
                 except (OSError, *documents.MISSHAPEN) as error:  # a line, or a defect
                     yield fault_of(part, error)
             job.overdrawn = max(0.0, self._spent() - begun - seconds)
-            bytes_left -= self.read - before
 
     def findings(self) -> Iterator[tuple[str, Finding, frozenset[int]]]:
         """Yield each job whose logs show a cause, the finding, and its ranks on this node."""
@@ -187,7 +179,7 @@ class LogWatch:
         now = self._monotonic()
         return [job for job in self._jobs.values() if now - job.seen <= FOLLOWED_AFTER]
 
-    def _follow(self, job: _Job, jobs: int, bytes_left: float, until: float) -> None:
+    def _follow(self, job: _Job, jobs: int, until: float) -> None:
         root = self._root(job)
         if root is None:
             return
@@ -198,10 +190,9 @@ class LogWatch:
             worked = False
             order = sorted(job.paths, key=lambda path: path in job.tails)
             for number, path in enumerate(order):
-                allowed = bytes_left / (len(order) - number)
-                before = self.read
-                worked |= self._examine(job, root, path, int(allowed), until)
-                bytes_left -= self.read - before
+                now = self._spent()
+                end = now + (until - now) / (len(order) - number)
+                worked |= self._examine(job, root, path, end)
         if worked:
             year = datetime.fromtimestamp(self._wall(), UTC).year
             finding = decide(job.recognizer.found, year=year)
@@ -263,7 +254,7 @@ class LogWatch:
         for path in job.tails.keys() - job.paths.keys():
             del job.tails[path]
 
-    def _examine(self, job: _Job, root: Root, path: str, allowed: int, until: float) -> bool:
+    def _examine(self, job: _Job, root: Root, path: str, until: float) -> bool:
         """Examine what was appended to one log file; return whether there was anything."""
         try:
             descriptor = root.open(path)
@@ -284,12 +275,9 @@ class LogWatch:
             if status.st_size - tail.offset > MAX_BACKLOG:
                 self.skipped += tail.skip_to(status.st_size - NEWEST)
             while self._spent() < until:
-                if not tail.is_busy:
-                    count = tail.read(descriptor, min(PIECE, allowed, status.st_size - tail.offset))
-                    allowed -= count
-                    self.read += count
-                    if not count:
-                        break
+                left = min(PIECE, status.st_size - tail.offset)
+                if not (tail.is_busy or tail.read(descriptor, left)):
+                    break
                 tail.work(lambda: self._spent() >= until)
                 worked = True
         finally:

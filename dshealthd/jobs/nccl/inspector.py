@@ -282,33 +282,27 @@ class File:
     text: str
 
 
-def file_names(directory: int) -> list[str]:
-    """Return the names of the Inspector files in an open directory, in order."""
-    with os.scandir(directory) as entries:
-        return sorted(
-            entry.name
-            for entry in itertools.islice(entries, MAX_ENTRIES)
-            if _NAME.fullmatch(entry.name)
-        )
-
-
-def uuid(name: str) -> str:
-    """Return the UUID of the GPU that an Inspector file is about, in NVML's form.
-
-    ValueError if the name is not the Inspector's.
+def file_names(directory: int) -> dict[str, str]:
+    """Return the names of the Inspector files in an open directory, in order, each with the UUID of
+    its GPU in NVML's form.
     """
-    match = _NAME.fullmatch(name)
-    if match is None:
-        message = f"{name} is not an Inspector file"
-        raise ValueError(message)
-    return f"GPU-{match[1]}"
+    with os.scandir(directory) as entries:
+        names = (entry.name for entry in itertools.islice(entries, MAX_ENTRIES))
+        found = (match for name in names if (match := _NAME.fullmatch(name)))
+        return dict(sorted((match[0], f"GPU-{match[1]}") for match in found))
 
 
 def read(
-    directory: int, name: str, owners: Collection[int], oldest: float, newest: float, limit: int
+    directory: int,
+    name: str,
+    uuid: str,
+    owners: Collection[int],
+    oldest: float,
+    newest: float,
+    limit: int,
 ) -> File:
-    """Read an Inspector file, if it belongs to one of `owners` and was written between `oldest` and
-    `newest`, in Unix time.
+    """Read the Inspector file of a GPU, if it belongs to one of `owners` and was written between
+    `oldest` and `newest`, in Unix time.
 
     Raises FileRefused, and OSError if it cannot be read. `limit` is in bytes.
     """
@@ -327,7 +321,7 @@ def read(
         os.close(descriptor)
     if len(data) > limit:
         raise FileRefused(InspectorFileState.TOO_LARGE)
-    return File(uuid(name), status.st_uid, status.st_mtime, data.decode(errors="replace"))
+    return File(uuid, status.st_uid, status.st_mtime, data.decode(errors="replace"))
 
 
 def _admit(

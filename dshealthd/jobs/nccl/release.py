@@ -12,6 +12,7 @@ runs, and then the release is unknown.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,12 +22,14 @@ from dshealthd.linux.elf import constants
 from dshealthd.linux.process_root import Root
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dshealthd.core.host import Host, Signature
 
 MAPS_LIMIT = 16 << 20
 """Bytes; a process that has loaded torch and CUDA has one or two MiB."""
 _RELEASE = re.compile(r"[0-9]+\.[0-9]+[0-9A-Za-z.+-]{0,32}")
-_LIBRARY = re.compile(rb"/libnccl\.so[0-9.]*$|/libtorch_cuda\.so$")
+_LIBRARY = re.compile(rb"/libnccl\.so[0-9.]*$|/libtorch[a-z_]*\.so$")
 _FILE_NAME = re.compile(r"libnccl\.so\.([0-9]+\.[0-9]+\.[0-9]+)")
 _BANNER = re.compile(
     rb"NCCL version ([0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}[!-*,-~]{0,24})(?:\+cuda| compiled with)"
@@ -50,6 +53,16 @@ class Mapping(NamedTuple):
     """Path as the process sees it."""
     inode: int
     deleted: bool
+
+    @property
+    def is_nccl(self) -> bool:
+        """Whether it is NCCL's own library."""
+        return "/libnccl.so" in self.path
+
+    @property
+    def may_contain_nccl(self) -> bool:
+        """Whether it is NCCL, or torch's library that NCCL may be linked into."""
+        return self.is_nccl or self.path.endswith("/libtorch_cuda.so")
 
 
 class Library(NamedTuple):
@@ -81,7 +94,7 @@ def without_build(version: str) -> str:
 
 
 def parse_maps(data: bytes) -> tuple[Mapping, ...]:
-    """Return the libraries of `/proc/<pid>/maps` that may be, or contain, NCCL."""
+    """Return NCCL's and torch's libraries in `/proc/<pid>/maps`."""
     found: dict[Mapping, None] = {}
     for line in data.split(b"\n"):
         if b".so" not in line:
@@ -93,6 +106,26 @@ def parse_maps(data: bytes) -> tuple[Mapping, ...]:
             deleted = fields[-1].endswith(_DELETED)
             found[Mapping(os.fsdecode(path), int(fields[4]), deleted)] = None
     return tuple(found)
+
+
+@contextlib.contextmanager
+def opened(host: Host, pid: int, mapping: Mapping) -> Iterator[int]:
+    """Yield a descriptor of a library that a process has mapped.
+
+    `UnknownRelease` if that was replaced on disk, OSError.
+    """
+    if mapping.deleted:
+        message = f"{mapping.path} was replaced while the process was running"
+        raise UnknownRelease(message)
+    with Root.of_process(host, pid) as root:
+        descriptor = root.open(mapping.path)
+    try:
+        if os.fstat(descriptor).st_ino != mapping.inode:
+            message = f"{mapping.path} is another file than the mapped one"
+            raise UnknownRelease(message)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def read_library(descriptor: int, name: str) -> Library:
@@ -130,19 +163,19 @@ class MappedReleases:
     def library(self, host: Host, pid: int) -> Library:
         """Return the versions and variables of all NCCL in a process; raises as `of` does."""
         maps = read_bytes(host.proc(f"{pid}/maps"), MAPS_LIMIT)
-        mappings = parse_maps(maps)
         if len(maps) >= MAPS_LIMIT:
             message = f"the process has more than {MAPS_LIMIT} bytes of mappings"
             raise UnknownRelease(message)
+        mappings = [mapping for mapping in parse_maps(maps) if mapping.may_contain_nccl]
         if len(mappings) > MAX_LIBRARIES:
             message = f"the process has mapped more than {MAX_LIBRARIES} NCCL libraries"
             raise UnknownRelease(message)
-        own = [mapping for mapping in mappings if "/libnccl.so" in mapping.path]
+        others = not any(mapping.is_nccl for mapping in mappings)
         versions: set[str] = set()
         variables: set[str] = set()
         for mapping in mappings:
             library = self._library(host, pid, mapping)
-            if not library.versions and (mapping in own or not own):
+            if not library.versions and (mapping.is_nccl or others):
                 message = f"{mapping.path} does not say its NCCL version"
                 raise UnknownRelease(message)
             versions |= library.versions
@@ -150,21 +183,10 @@ class MappedReleases:
         return Library(frozenset(versions), frozenset(variables))
 
     def _library(self, host: Host, pid: int, mapping: Mapping) -> Library:
-        if mapping.deleted:
-            message = f"{mapping.path} was replaced while the process was running"
-            raise UnknownRelease(message)
-        with Root.of_process(host, pid) as root:
-            descriptor = root.open(mapping.path)
-        try:
-            status = os.fstat(descriptor)
-            if status.st_ino != mapping.inode:
-                message = f"{mapping.path} is another file than the mapped one"
-                raise UnknownRelease(message)
-            key = signature(status)
+        with opened(host, pid, mapping) as descriptor:
+            key = signature(os.fstat(descriptor))
             if key not in self._known:
                 if len(self._known) >= 64:  # noqa: PLR2004 - libraries of all jobs of a node
                     self._known.clear()
                 self._known[key] = read_library(descriptor, os.path.basename(mapping.path))
             return self._known[key]
-        finally:
-            os.close(descriptor)

@@ -45,10 +45,12 @@ _WORDS: Mapping[str, frozenset[str]] = {
     "NCCL_NTHREADS": frozenset({"64", "128", "256", "512"}),
     "NCCL_SOCKET_FAMILY": frozenset({"AF_INET", "AF_INET6"}),
 }
-_ALGORITHMS = frozenset(
-    {"tree", "ring", "collnet", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"}
-)
-_PROTOCOLS = frozenset({"ll", "ll128", "simple"})
+_LISTS = {
+    "NCCL_ALGO": frozenset(
+        {"tree", "ring", "collnet", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"}
+    ),
+    "NCCL_PROTO": frozenset({"ll", "ll128", "simple"}),
+}
 _FUNCTIONS = frozenset({"broadcast", "reduce", "allgather", "reducescatter", "allreduce"})
 _PORT = re.compile(r"\s*([+-]?\d+)")
 
@@ -80,26 +82,22 @@ def number(text: str) -> int | None:
 
 def value_problem(name: str, value: str) -> Misfit | None:
     """Return the problem of a setting's value; None if it has none, or the setting is unknown."""
+    fits = True
     if not value:
         return None
     if name in {"NCCL_NET_GDR_LEVEL", "NCCL_P2P_LEVEL"}:
-        return None if value in _LEVELS or value[0] in "0123456789" else Misfit.OUT_OF_RANGE
-    if name in _WORDS:
-        return None if value in _WORDS[name] else Misfit.OUT_OF_RANGE
-    if name in {"NCCL_ALGO", "NCCL_PROTO"}:
-        return (
-            None
-            if _is_list(value.lower(), _ALGORITHMS if name == "NCCL_ALGO" else _PROTOCOLS)
-            else Misfit.OUT_OF_RANGE
-        )
-    if name in _RANGES:
-        least, most = _RANGES[name]
-        match = _NUMBER.match(value)
+        fits = value in _LEVELS or value[0] in "0123456789"
+    elif name in _WORDS:
+        fits = value in _WORDS[name]
+    elif name in _LISTS:
+        fits = _is_list(value.lower(), _LISTS[name])
+    elif name in _RANGES:
+        match, found = _NUMBER.match(value), number(value)
         if match is None or match.end() < len(value.rstrip(_SPACE)):
             return Misfit.NO_NUMBER
-        found = number(value)
-        return None if found is not None and least <= found <= most else Misfit.OUT_OF_RANGE
-    return None
+        least, most = _RANGES[name]
+        fits = found is not None and least <= found <= most
+    return None if fits else Misfit.OUT_OF_RANGE
 
 
 def _is_list(text: str, elements: frozenset[str]) -> bool:

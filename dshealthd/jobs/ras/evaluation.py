@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.jobs.nccl.release import without_build
 from dshealthd.jobs.ras import policy
-from dshealthd.jobs.ras.status import MAX_NAMED, ImpossibleAnswer, severity
+from dshealthd.jobs.ras.status import REMOTE_ERROR, ImpossibleAnswer, RasRankState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dshealthd.jobs.ras.status import Communicator, RankLocation, RasRankState, Status
+    from dshealthd.jobs.ras.status import Communicator, RankLocation, Status
 
+MAX_NAMED = 8
+"""Most ranks of a job that are named, both of lagging ranks and of ranks in trouble."""
 MAX_SIZES = 8
 """Most sizes shown separately, the largest first; smaller ones are shown together."""
 OTHER_SIZES = "other"
@@ -73,7 +75,10 @@ def troubles(status: Status, world_size: int | None) -> list[tuple[RankLabel, st
         for communicator in status.communicators
         for trouble in communicator.troubles
     }
-    return heapq.nsmallest(MAX_NAMED, found, key=lambda entry: (severity(entry[1]), entry))
+    # A dead process is more certain than an error, and an error more than silence; consequences of
+    # another rank's trouble come last.
+    order = {RasRankState.DEAD.value: 0, RasRankState.UNRESPONSIVE.value: 2, REMOTE_ERROR: 3}
+    return heapq.nsmallest(MAX_NAMED, found, key=lambda entry: (order.get(entry[1], 1), entry))
 
 
 def _rank(

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from typing import Any, TypeVar
+from typing import Any
 
+from dshealthd.core.schema import Array, Flag, Integer, Plain, Record, SchemaError, String
 from dshealthd.jobs.nccl.release import release
 from dshealthd.jobs.ras.status import (
     OPERATIONS,
@@ -24,23 +25,53 @@ from dshealthd.jobs.ras.status import (
     Trouble,
     canonical_address,
     error_name,
-    first_lags,
-    first_troubles,
 )
 
-T = TypeVar("T")
 
-_MAX_RANKS = 1 << 20
-"""Most ranks of a communicator: ten times those of the largest job."""
-_MAX_PID = 1 << 22
-"""PID_MAX_LIMIT of Linux."""
-_MAX_GPU = 1 << 10
-"""NVML's index on a node; no driver drives more than some dozens."""
-_MAX_COUNT = 1 << 53
-"""Operations: a million a second for 285 years. A float64 holds it exactly."""
-_MAX_CODE = (1 << 31) - 1
+class _Unread(Plain):
+    """A value that is not used."""
+
+    def read(self, value: object, place: str) -> object:  # noqa: ARG002 - of every type
+        """Return the value."""
+        return value
+
+
+def _record(**fields: Any) -> Record:
+    return Record(fields, rest=_Unread())
+
+
+_RANKS = Integer(0, 1 << 20)
+"""Ranks of a communicator: ten times those of the largest job."""
+_PLACE = {
+    "rank": _RANKS,
+    "host": String(),
+    "pid": Integer(-1, 1 << 22),  # PID_MAX_LIMIT of Linux
+    "nvml_dev": Integer(-1, 1 << 10),  # no driver drives more than some dozens
+}
+_CODE = Integer(0, (1 << 31) - 1)
 """NCCL's results are of type int."""
-_KINDS = {dict: "an object", list: "an array", str: "a string", bool: "true or false"}
+_FLAGS = dict.fromkeys(("finalize_called", "destroy_flag", "abort_flag"), Flag())
+_ANSWER = _record(
+    nccl_version=String(),
+    communicators=Array(
+        _record(
+            hash=String(),
+            secondary_hash=String(),
+            size=_RANKS,
+            ranks=Array(
+                _record(
+                    **_PLACE,
+                    status=_record(init_state=_CODE, async_error=_CODE, **_FLAGS),
+                    # A million a second for 285 years. A float64 holds it exactly.
+                    collective_counts=Record({}, rest=Integer(0, 1 << 53)),
+                )
+            ),
+            missing_ranks=Array(
+                _record(**_PLACE, status=_record(unresponsive=Flag(), considered_dead=Flag()))
+            ),
+        )
+    ),
+)
 _LOST_COMMA = re.compile(rb'("nvml_dev": -?[0-9]{1,10})\n( {10}"status": \{)')
 _HASH = re.compile(r"0x([0-9a-f]{1,16})")
 
@@ -56,15 +87,17 @@ def repair(data: bytes) -> bytes:
 
 def parse_json(data: bytes) -> Status:
     """Return the status in a JSON answer. Raises MalformedAnswer."""
-    document = _table(_load(data), "the answer")
-    communicators = [
-        _communicator(_table(entry, f"communicators[{index}]"), f"communicators[{index}]")
-        for index, entry in enumerate(_field(document, "communicators", list, "the answer"))
-    ]
+    try:
+        document = _ANSWER.read(_load(data), "the answer")
+    except SchemaError as error:
+        raise MalformedAnswer(str(error)[:400]) from error
+    found = document["communicators"]
+    largest = max(found, key=lambda entry: int(entry["size"]), default=None)
+    ranks = (*largest["ranks"], *largest["missing_ranks"]) if largest else ()
     return Status(
-        version=release(_field(document, "nccl_version", str, "the answer")),
-        communicators=tuple(communicators),
-        ranks=_numbers(document),
+        version=release(document["nccl_version"]),
+        communicators=tuple(map(_communicator, found)),
+        ranks={_place(rank): rank["rank"] for rank in ranks},
     )
 
 
@@ -88,74 +121,65 @@ def _no_number(name: str) -> float:
     raise ValueError(message)
 
 
-def _communicator(entry: dict[str, Any], at: str) -> Communicator:
-    match = _HASH.fullmatch(_field(entry, "hash", str, at))
+def _communicator(entry: dict[str, Any]) -> Communicator:
+    match = _HASH.fullmatch(entry["hash"])
     if match is None:
-        message = f"{at}.hash is not a hexadecimal number"
+        message = f"the hash {entry['hash'][:40]!r} is not a hexadecimal number"
         raise MalformedAnswer(message)
     states: Counter[RasRankState] = Counter()
     troubles: list[Trouble] = []
-    counts: dict[int, tuple[dict[str, int], RankLocation]] = {}
-    for index, item in enumerate(_field(entry, "ranks", list, at)):
-        where = f"{at}.ranks[{index}]"
-        rank = _table(item, where)
-        number, place = _integer(rank, "rank", where, most=_MAX_RANKS), _place(rank, where)
-        status = _field(rank, "status", dict, where)
-        states[_state(status, where)] += 1
-        counts[number] = _counts(rank, where), place
-        errors = (
-            error_name(_integer(status, key, where, most=_MAX_CODE))
-            for key in ("init_state", "async_error")
-        )
+    counts: dict[int, tuple[Counter[str], RankLocation]] = {}
+    for rank in entry["ranks"]:
+        number, place, status = rank["rank"], _place(rank), rank["status"]
+        states[_state(status)] += 1
+        counts[number] = _counts(rank["collective_counts"]), place
+        errors = map(error_name, (status["init_state"], status["async_error"]))
         troubles += [Trouble(number, error, place) for error in errors if error is not None]
-    for index, item in enumerate(_field(entry, "missing_ranks", list, at)):
-        where = f"{at}.missing_ranks[{index}]"
-        rank = _table(item, where)
-        states[state := _absence(rank, where)] += 1
-        number = _integer(rank, "rank", where, most=_MAX_RANKS)
-        trouble = Trouble(number, state, _place(rank, where))
+    for rank in entry["missing_ranks"]:
+        states[state := _absence(rank["status"])] += 1
         if state is not RasRankState.NOT_MEMBER:
-            troubles.append(trouble)
+            troubles.append(Trouble(rank["rank"], state, _place(rank)))
     # After such an error NCCL refuses a rank's launches, so its lag is a consequence.
     broken = {trouble.rank for trouble in troubles if trouble.what == REMOTE_ERROR}
     return Communicator(
-        name=f"{match[1]:0>16} {_field(entry, 'secondary_hash', str, at)[:40]}",
-        size=_integer(entry, "size", at, most=_MAX_RANKS),
+        name=f"{match[1]:0>16} {entry['secondary_hash'][:40]}",
+        size=entry["size"],
         states=dict(states),
         marks={rank: sum(operations.values()) for rank, (operations, _) in counts.items()},
         behind=_behind(counts, broken),
-        troubles=first_troubles(troubles),
+        troubles=tuple(troubles),
     )
 
 
-def _state(status: dict[str, Any], at: str) -> RasRankState:
-    if _field(status, "abort_flag", bool, at):
+def _state(status: dict[str, Any]) -> RasRankState:
+    if status["abort_flag"]:
         return RasRankState.ABORT
-    if _field(status, "finalize_called", bool, at) or _field(status, "destroy_flag", bool, at):
+    if status["finalize_called"] or status["destroy_flag"]:
         return RasRankState.FINALIZE
-    init = _integer(status, "init_state", at, most=_MAX_CODE)
-    return RasRankState.INIT if init else RasRankState.RUNNING
+    return RasRankState.INIT if status["init_state"] else RasRankState.RUNNING
 
 
-def _counts(rank: dict[str, Any], at: str) -> dict[str, int]:
+def _absence(status: dict[str, Any]) -> RasRankState:
+    if status["considered_dead"]:
+        return RasRankState.DEAD
+    return RasRankState.UNRESPONSIVE if status["unresponsive"] else RasRankState.NOT_MEMBER
+
+
+def _counts(table: dict[str, int]) -> Counter[str]:
     """Return a rank's counts by operation; unknown operations count together."""
-    counts: dict[str, int] = {}
-    table = _field(rank, "collective_counts", dict, at)
-    for name in table:
-        known = name if name in OPERATIONS else OTHER
-        count = _integer(table, name, f"{at}.collective_counts", most=_MAX_COUNT)
-        counts[known] = counts.get(known, 0) + count
+    counts: Counter[str] = Counter()
+    for name, count in table.items():
+        counts[name if name in OPERATIONS else OTHER] += count
     return counts
 
 
 def _behind(
-    counts: dict[int, tuple[dict[str, int], RankLocation]], broken: set[int]
+    counts: dict[int, tuple[Counter[str], RankLocation]], broken: set[int]
 ) -> tuple[Lag, ...]:
-    most: dict[str, int] = {}
+    most: Counter[str] = Counter()
     for operations, _ in counts.values():
-        for name, count in operations.items():
-            most[name] = max(count, most.get(name, 0))
-    return first_lags(
+        most |= operations  # the greater of each
+    return tuple(
         Lag(rank, name, most[name] - count, place)
         for rank, (operations, place) in counts.items()
         for name, count in operations.items()
@@ -163,56 +187,5 @@ def _behind(
     )
 
 
-def _absence(rank: dict[str, Any], at: str) -> RasRankState:
-    status = _field(rank, "status", dict, at)
-    unresponsive, dead = (
-        _field(status, "unresponsive", bool, at),
-        _field(status, "considered_dead", bool, at),
-    )
-    return (
-        RasRankState.DEAD
-        if dead
-        else RasRankState.UNRESPONSIVE
-        if unresponsive
-        else RasRankState.NOT_MEMBER
-    )
-
-
-def _place(rank: dict[str, Any], at: str) -> RankLocation:
-    return RankLocation(
-        canonical_address(_field(rank, "host", str, at)),
-        _integer(rank, "pid", at, least=-1, most=_MAX_PID),
-        _integer(rank, "nvml_dev", at, least=-1, most=_MAX_GPU),
-    )
-
-
-def _numbers(document: dict[str, Any]) -> dict[RankLocation, int]:
-    """Return the numbers of the largest communicator's ranks in a checked document, by place."""
-    nothing: dict[str, Any] = {"ranks": [], "missing_ranks": []}
-    largest = max(document["communicators"], key=lambda entry: int(entry["size"]), default=nothing)
-    return {
-        _place(rank, ""): rank["rank"] for rank in (*largest["ranks"], *largest["missing_ranks"])
-    }
-
-
-def _table(value: object, at: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        message = f"{at} is not an object"
-        raise MalformedAnswer(message)
-    return value
-
-
-def _field(table: dict[str, Any], key: str, kind: type[T], at: str) -> T:
-    """Return a value that must be of this kind."""
-    if not isinstance(value := table.get(key), kind):
-        message = f"{at}.{key} is not {_KINDS[kind]}"
-        raise MalformedAnswer(message)
-    return value
-
-
-def _integer(table: dict[str, Any], key: str, at: str, *, most: int, least: int = 0) -> int:
-    value = table.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        message = f"{at}.{key[:40]} is not an integer of at least {least} and at most {most}"
-        raise MalformedAnswer(message)
-    return value
+def _place(rank: dict[str, Any]) -> RankLocation:
+    return RankLocation(canonical_address(rank["host"]), rank["pid"], rank["nvml_dev"])

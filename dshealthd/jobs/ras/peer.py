@@ -32,8 +32,8 @@ def holder(connection: socket.socket, pids: Iterable[int], host: Host) -> int | 
     sockets = dump(TcpState.ESTABLISHED.mask, (port, port), BUDGET)
     # By both ports: with SO_REUSEPORT many sockets share the server's port, and only the client's
     # port identifies this connection.
-    inodes = {found.inode for found in sockets if found.peer_port == own_port and found.inode}
-    return next((pid for pid in pids if inodes and _has(host.proc(f"{pid}/fd"), inodes)), None)
+    inodes = {found.inode for found in sockets if found.peer_port == own_port}
+    return next((pid for pid in pids if _has(host.proc(f"{pid}/fd"), inodes)), None)
 
 
 def _has(place: str, inodes: set[int]) -> bool:

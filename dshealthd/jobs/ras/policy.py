@@ -67,31 +67,19 @@ class Decision(NamedTuple):
         return self.reason is AskReason.SAFE
 
 
-class ReleaseRule(NamedTuple):
-    """The decision from one release up to that of the next rule."""
-
-    since: Release
-    decision: Decision
-    source: str
-
-
-RULES = (
-    ReleaseRule((0, 0, 0), Decision(AskReason.WITHOUT_RAS), "RAS is new in 2.24 (release notes)"),
-    ReleaseRule((2, 24, 0), Decision(AskReason.WITHOUT_JSON), "2.24.3 read: text is its only form"),
-    # 2.26.2 is the first public tag of 2.26; earlier builds, whose source is unknown, are refused.
-    ReleaseRule(
-        (2, 26, 0),
-        Decision(AskReason.UNSAFE),
-        "2.27.7 read and run: text overruns its buffer; no other form until 2.28.7",
-    ),
-    ReleaseRule(
-        (2, 28, 7),
-        Decision(AskReason.SAFE, ipv4_only=True),
-        "2.28.9 read: text overruns its buffer, JSON has a separate loop",
-    ),
-    ReleaseRule((2, 28, 10), Decision(AskReason.UNKNOWN), "only the releases in `READ` were read"),
+RULES: tuple[tuple[Release, Decision], ...] = (
+    # RAS is new in 2.24 (release notes); text is its only form in 2.24.3, which was read.
+    ((0, 0, 0), Decision(AskReason.WITHOUT_RAS)),
+    ((2, 24, 0), Decision(AskReason.WITHOUT_JSON)),
+    # 2.27.7 read and run: text overruns its buffer; no other form until 2.28.7. 2.26.2 is the first
+    # public tag of 2.26; earlier builds, whose source is unknown, are refused.
+    ((2, 26, 0), Decision(AskReason.UNSAFE)),
+    # 2.28.9 read: text overruns its buffer, JSON has a separate loop.
+    ((2, 28, 7), Decision(AskReason.SAFE, ipv4_only=True)),
+    # Only the releases in `READ` were read.
+    ((2, 28, 10), Decision(AskReason.UNKNOWN)),
 )
-"""In ascending order; each holds up to the next."""
+"""The decisions from one release up to that of the next, in ascending order."""
 
 UNKNOWN = Decision(AskReason.UNKNOWN)
 PERMITTED = Decision(AskReason.SAFE, ipv4_only=True)
@@ -123,7 +111,7 @@ def decide(version: str | None) -> Decision:
     decision = (
         Decision(AskReason.SAFE)
         if release in READ
-        else next(rule.decision for rule in reversed(RULES) if rule.since <= release)
+        else next(decision for since, decision in reversed(RULES) if since <= release)
     )
     return UNKNOWN if suffix and decision.reason is not AskReason.UNSAFE else decision
 

@@ -12,19 +12,11 @@ from __future__ import annotations
 
 import enum
 import functools
-import heapq
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-MAX_NAMED = 8
-"""Most ranks of one communicator that are named individually, both of lagging ranks and of ranks in
-trouble.
-"""
 OPERATIONS = frozenset({"Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce"})
 OTHER = "other"
 """Stands for unknown operations and errors, so that labels stay bounded whatever answers."""
@@ -109,9 +101,9 @@ class Communicator:
     marks: Mapping[int, int] = field(default_factory=dict)
     """Counts by rank, to compare with those of the next answer."""
     behind: tuple[Lag, ...] = ()
-    """Lagging ranks, the furthest behind first; at most `MAX_NAMED`."""
+    """Lagging ranks."""
     troubles: tuple[Trouble, ...] = ()
-    """The dead first, then those with errors, then the unresponsive; at most `MAX_NAMED`."""
+    """Ranks that are dead, unresponsive, or have an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,29 +129,3 @@ def canonical_address(text: str) -> str:
 def error_name(code: int) -> str | None:
     """Return the name of an NCCL result if it is an error; otherwise None."""
     return None if code in {0, 7} else ERRORS.get(code, OTHER)
-
-
-def severity(what: str) -> int:
-    """Return the rank of a trouble, the worst lowest: a dead process is more certain than an error,
-    and an error more than silence; consequences of another rank's trouble come last.
-    """
-    order = {RasRankState.DEAD.value: 0, RasRankState.UNRESPONSIVE.value: 2, REMOTE_ERROR: 3}
-    return order.get(what, 1)
-
-
-def first_troubles(troubles: Iterable[Trouble]) -> tuple[Trouble, ...]:
-    """Return the worst troubles."""
-    return tuple(
-        heapq.nsmallest(
-            MAX_NAMED,
-            troubles,
-            key=lambda trouble: (severity(trouble.what), trouble.rank, trouble.what),
-        )
-    )
-
-
-def first_lags(lags: Iterable[Lag]) -> tuple[Lag, ...]:
-    """Return the ranks that lag furthest behind."""
-    return tuple(
-        heapq.nsmallest(MAX_NAMED, lags, key=lambda lag: (-lag.behind, lag.rank, lag.operation))
-    )

@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Sample
 from dshealthd.core.host import read_bytes
+from dshealthd.jobs.processes import Key, read_stat
 from dshealthd.jobs.ras.address import is_own_address
 from dshealthd.jobs.ras.evaluation import JobProgress
 from dshealthd.jobs.ras.question import Loaded
 from dshealthd.jobs.ras.status import RasRankState, Status
-from dshealthd.linux.process import parse_stat
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host
 
 _STATUS_LIMIT = 1 << 16
-Process = tuple[int, int]
-"""Pid and start time."""
 CLOSELY = 40
 """Consecutive answers without progress after which a job is queried as rarely as a healthy one.
 
@@ -92,7 +90,7 @@ class WatchedJob:
     _looked: float | None = None
     _rarely: bool = False
     _refused: bool = False
-    _starts: frozenset[Process] = frozenset()
+    _starts: frozenset[Key] = frozenset()
     _hurried: tuple[float, ...] = ()
     """Monotonic times at which queries were brought forward."""
     _regular: float = -math.inf
@@ -129,7 +127,7 @@ class WatchedJob:
         """Query the job's RAS at the next check, although the job was healthy."""
         self._rarely = self.split or self._refused
 
-    def record_loaded(self, loaded: Loaded, starts: frozenset[Process], now: float) -> None:
+    def record_loaded(self, loaded: Loaded, starts: frozenset[Key], now: float) -> None:
         """Record what the job's processes have loaded.
 
         An implausible answer is forgotten after the job has restarted or runs with other libraries,
@@ -181,11 +179,11 @@ class WatchedJob:
         self.ended, self.status, self._rarely = why, None, True
 
 
-def _in_trouble(host: Host, process: Process) -> bool:
+def _in_trouble(host: Host, process: Key) -> bool:
     """Return whether a process of the job has ended or is stopped."""
     pid, start = process
     try:
-        stat = parse_stat(read_bytes(host.proc(f"{pid}/stat"), 4096))
+        stat = read_stat(host, pid)
     except (OSError, ValueError, ArithmeticError):
         return True
     return stat.start != start or stat.state in _STOPPED

@@ -11,9 +11,10 @@ import pytest
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.judge import Standstill, judge
-from dshealthd.jobs.hangs.states import NO_WORK, RankState, Work, position
+from dshealthd.jobs.hangs.states import NO_WORK, RankState, Work
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
+from tests.jobs.standstills import rank_state
 
 TIMEOUT = 600
 IDLE_FOR = 45.0
@@ -25,20 +26,7 @@ FLOOR = 30.0
 UNKNOWN = 1800.0
 
 INPUT, FORWARD, BACKWARD = StepStage.INPUT, StepStage.FORWARD, StepStage.BACKWARD
-WAITS = RankState(
-    rank=0,
-    pid=100,
-    start=7,
-    step=50,
-    phase=Phase.TRAINING,
-    stage=BACKWARD,
-    silence=31.0,
-    bound=30.0,
-    state=ThreadState.SLEEPING,
-    world_size=3,
-    cpu=0.01,
-    thread_cpu=0.0,
-)
+WAITS = rank_state(31.0, world_size=3, cpu=0.01, thread_cpu=0.0)
 HOLD = TIMEOUT - NOTICE - FLOOR
 """Seconds that ranks may be overdue while nothing is known."""
 ALL = frozenset({0, 1, 2})
@@ -131,37 +119,6 @@ def test_passes_that_cannot_be_compared() -> None:
     states = ranks(forward_pass=2, forward_passes=6)
     states = [changed(rank, **FOURTH) if rank.rank != 1 else rank for rank in states]
     assert (found(states).reason, found(states).culprits) == (HangClass.WAITING, ())
-
-
-@pytest.mark.parametrize("passes", [0, 1, 4])
-def test_a_rank_never_goes_back(passes: int) -> None:
-    """Stage by stage and pass by pass a rank is further, less than a step altogether, and at the
-    same place in the last pass however many there were.
-    """
-    places = [
-        position(
-            replace(
-                WAITS,
-                stage=stage,
-                forward_pass=number - (stage is INPUT),
-                forward_passes=passes,
-            )
-        )
-        for number in range(1, max(passes, 1) + 1)
-        for stage in (INPUT, FORWARD, BACKWARD)
-    ]
-    assert places == sorted(set(places))
-    assert places[0] == 50
-    assert places[-2:] == pytest.approx([50 + 1 / 3, 50 + 2 / 3])
-
-
-@pytest.mark.parametrize("same", [{}, {"stage": StepStage.UNKNOWN}])
-def test_nobody_here_is_at_fault(same: dict[str, object]) -> None:
-    """Ranks that all wait at the same place, or of which that is not known, accuse none of
-    themselves.
-    """
-    hang = found(ranks(**same))
-    assert (hang.reason, hang.culprits) == (HangClass.WAITING, ())
 
 
 @pytest.mark.parametrize("rank_1", [
@@ -288,12 +245,6 @@ def test_so_many_culprits_are_named() -> None:
     held = {"state": ThreadState.STOPPED, "stopped_for": FLOOR + 1}
     states = [changed(WAITS, rank=rank, **(held if rank < 9 else {})) for rank in range(20)]
     assert [rank for rank, _ in found(states).culprits] == list(range(8))
-
-
-def test_background_threads() -> None:
-    """What a logger takes beside the training's thread hides no wait."""
-    states = [changed(rank, **BARRIER, cpu=0.05) for rank in ranks()]
-    assert found(states).waiting == dict.fromkeys(range(3), "barrier")
 
 
 HEALTHY: dict[str, tuple[dict[str, object], Work]] = {
@@ -529,12 +480,6 @@ def test_the_first_steps(
     states[1] = changed(states[1], **rank_1)
     still = found(states)
     assert (still.reason, still.hold) == (reason, hold)
-
-
-def test_child_processes_that_compile() -> None:
-    """Compilers and data loaders are processes of their own, for which a rank waits idly."""
-    states = [changed(rank, **FIRST_STEP, stage=INPUT) for rank in ranks()]
-    assert found(states, Work(computes=True)).reason is HangClass.WORKING
 
 
 @pytest.mark.parametrize(("rank_1", "reason"), [

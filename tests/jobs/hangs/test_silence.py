@@ -190,15 +190,6 @@ def test_a_marked_phase_has_a_range_of_its_own() -> None:
     assert baseline.bound == 1800.0
 
 
-def test_a_short_marked_phase() -> None:
-    """A checkpoint that takes seconds on an idle storage may take minutes on a busy one."""
-    baseline, now, step = trained(0.5)
-    baseline.record(now + 0.1, step, Phase.CHECKPOINT)
-    baseline.record(now + 0.2, step, Phase.TRAINING)
-    baseline.record(now + 0.3, step, Phase.CHECKPOINT)
-    assert baseline.bound == 300.0
-
-
 def test_going_back_to_a_checkpoint() -> None:
     """A program that loads an older checkpoint and goes on from there is granted its first steps
     anew.

@@ -10,20 +10,9 @@ from dshealthd.jobs.hangs.detector import Suspicions, suspicious
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.states import RankState
 from dshealthd.linux.activity import ThreadState
-from dshealthd.training.message import Phase, StepStage
+from tests.jobs.standstills import rank_state
 
-BOUND = 30.0
-HEARD = RankState(
-    rank=0,
-    pid=100,
-    start=7,
-    step=50,
-    phase=Phase.TRAINING,
-    stage=StepStage.BACKWARD,
-    silence=1.0,
-    bound=BOUND,
-    state=ThreadState.SLEEPING,
-)
+HEARD = rank_state(1.0)
 SILENT = replace(HEARD, silence=15.1)
 
 

@@ -456,10 +456,9 @@ def test_ends_of_a_job_are_forgotten_together(scene: Scene) -> None:
     for _ in range(300):
         scene.look()
     end(scene, 0, ExitKind.FAILED)
-    for _ in range(600):
+    for _ in range(601):
         scene.look()
         assert [rank.rank for rank in scene.watch.jobs()[JOB]] == [0, 1]
-    scene.look()
     scene.look()
     assert JOB not in scene.watch.jobs()
 

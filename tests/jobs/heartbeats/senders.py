@@ -14,7 +14,7 @@ import psutil
 from dshealthd.core.host import Host, read_bytes
 from dshealthd.jobs.heartbeats.page import PageHolder, find_page
 from dshealthd.linux.process import parse_stat
-from dshealthd.training.message import PAGE, Message, encode
+from dshealthd.training.message import PAGE, POSITION, POSITION_AT, STEP_BIT, Message, encode
 
 STRANGER = 12345
 """A user that owns nothing here."""
@@ -49,12 +49,17 @@ class SenderProcess:
         return self.popen.pid
 
     def tell(self, data: bytes | Message) -> None:
-        """Have it write bytes into its page, which it makes the first time, and wait until it
-        has.
+        """Have it write bytes into its page, which it makes the first time, or a message with the
+        position in its step, and wait until it has.
         """
+        if isinstance(data, Message):
+            message, data = data, encode(data)
+            if message.stage:
+                word = message.step << STEP_BIT | message.stage
+                data = data.ljust(POSITION_AT, b"\0") + POSITION.pack(word, message.sent)
         assert self.popen.stdin is not None
         assert self.popen.stdout is not None
-        self.popen.stdin.write((data if isinstance(data, bytes) else encode(data)).hex() + "\n")
+        self.popen.stdin.write(data.hex() + "\n")
         self.popen.stdin.flush()
         assert self.popen.stdout.readline() == "told\n"
 

@@ -15,12 +15,11 @@ THREADS_PER_USER = 2
 
 
 class Kernel:
-    """ints when it is told to."""
+    """Hangs until it is told not to."""
 
     def __init__(self, hanging: frozenset[int]) -> None:
         self.hanging = hanging
         self.release = threading.Event()
-        self.at_once = 0
         self.most: dict[int, int] = {}
         self._running: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -30,7 +29,6 @@ class Kernel:
         with self._lock:
             self._running[user] = self._running.get(user, 0) + 1
             self.most[user] = max(self.most.get(user, 0), self._running[user])
-            self.at_once = max(self.at_once, sum(self._running.values()))
         if user in self.hanging:
             self.release.wait(100)
         with self._lock:
@@ -59,4 +57,15 @@ async def test_errands_that_hang() -> None:
     while len(answers) < 40:
         await asyncio.sleep(0.01)
     assert kernel.most[1] == THREADS_PER_USER
-    assert kernel.at_once <= THREADS
+
+
+async def test_errands_of_many_users() -> None:
+    """However many users there are, so many threads hang."""
+    kernel, answers = Kernel(frozenset(range(10))), list[int]()
+    blocking_tasks = BlockingTasks(asyncio.get_running_loop())
+    for user in range(10):
+        blocking_tasks.run(user, functools.partial(kernel.look, user), answers.append)
+    assert blocking_tasks._running.total() == THREADS
+    kernel.release.set()
+    while len(answers) < 10:
+        await asyncio.sleep(0.01)

@@ -16,6 +16,11 @@ from dshealthd.jobs.launches.breakpoints import Breakpoints
 from dshealthd.jobs.launches.obstacle import Refused
 from dshealthd.jobs.launches.watch import Launches, compare
 
+MARKS = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root may set breakpoints"),
+    pytest.mark.skipif(os.uname().machine != "x86_64", reason="not written for this machine"),
+    pytest.mark.timeout(300),
+]
 NEEDED = ("self", "sys", "uptime", "stat")
 
 
@@ -63,8 +68,3 @@ class Machine:
     def close(self) -> None:
         """Leave all ranks."""
         self.watch.close()
-
-
-def root() -> bool:
-    """Return whether the test is root, without whom no kernel sets breakpoints."""
-    return os.geteuid() == 0

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.agents import Scrape, running
 from tests.jobs.launches import libraries
-from tests.jobs.launches.machine import Machine
+from tests.jobs.launches.machine import MARKS, Machine
 from tests.nccl.job import Job
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root may set breakpoints"),
-    pytest.mark.skipif(os.uname().machine != "x86_64", reason="not written for this machine"),
-    pytest.mark.timeout(300),
-]
+pytestmark = MARKS
 
 
 def test_an_agent_and_the_service(tmp_path: Path) -> None:

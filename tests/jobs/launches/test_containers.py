@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -12,15 +11,13 @@ from typing import Any
 import pytest
 
 from tests.jobs.launches import libraries
-from tests.jobs.launches.machine import Machine
+from tests.jobs.launches.machine import MARKS, Machine
 from tests.jobs.launches.service import run, text_of, wait
 from tests.nccl.job import Job
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root may set breakpoints"),
-    pytest.mark.skipif(os.uname().machine != "x86_64", reason="not written for this machine"),
+    *MARKS,
     pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare here"),
-    pytest.mark.timeout(300),
 ]
 MOUNT = 'mount -t overlay -o "lowerdir=$1:$2" overlay "$3"; shift 3; exec "$@"'
 

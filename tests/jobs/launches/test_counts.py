@@ -19,18 +19,14 @@ import pytest
 from dshealthd.jobs.launches import bpf
 from dshealthd.jobs.launches.obstacle import Obstacle
 from tests.jobs.launches import libraries
-from tests.jobs.launches.machine import Machine
+from tests.jobs.launches.machine import MARKS, Machine
 from tests.jobs.launches.service import run, text_of, wait, wait_for_original_text
 from tests.nccl import job as job_module
 from tests.nccl.job import Job
 
 MAX_COMMUNICATORS = 64
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root may set breakpoints"),
-    pytest.mark.skipif(os.uname().machine != "x86_64", reason="not written for this machine"),
-    pytest.mark.timeout(300),
-]
+pytestmark = MARKS
 SIZE = 3
 PTRACE_SEIZE = 0x4206
 RIGHTS = "bpf", "perfmon", "sys_ptrace", "dac_read_search", "setuid", "setgid"
@@ -96,18 +92,6 @@ def test_counts_are_the_books(start: Callable[..., tuple[Job, Machine]]) -> None
     names = [one["name"] for rank in found.values() for one in rank["communicators"]]
     assert {"", *names} - {""} == set(names)
     assert sorted(Counter(names).values()) == [2, SIZE]
-
-
-def test_who_skips_is_behind(start: Callable[..., tuple[Job, Machine]]) -> None:
-    """A rank that leaves collectives out is behind by as many; while all wait alike, nobody is."""
-    job, machine = start()
-    machine.turn()
-    job.join()
-    job.launch("world", "AllReduce", 10)
-    assert [only(of_rank(job, machine.turn(), rank))["behind"] for rank in range(SIZE)] == [0, 0, 0]
-    job.launch("world", "AllReduce", 4, [0, 2])
-    found = machine.turn()
-    assert [only(of_rank(job, found, rank))["behind"] for rank in range(SIZE)] == [0, 4, 0]
 
 
 def test_parts(start: Callable[..., tuple[Job, Machine]]) -> None:
@@ -330,33 +314,6 @@ def test_too_many_communicators(start: Callable[..., tuple[Job, Machine]]) -> No
     assert first["refused"] is Obstacle.TOO_MANY_COMMUNICATORS
     assert len(first["communicators"]) == MAX_COMMUNICATORS
     assert only(second)["behind"] is None
-
-
-def test_two_jobs_share_a_file(start: Callable[..., tuple[Job, Machine]], tmp_path: Path) -> None:
-    """Of two processes with one file, as two containers over one layer have, the one that is not
-    watched has no breakpoint, and its launches are nobody's.
-    """
-    job, machine = start(1)
-    library = job.folder / "lib/libnccl.so.2"
-    own = tmp_path / "own"
-    own.mkdir()
-    with Job(library.parent, 1, own) as other:
-        other.ranks[0].ask("sync")
-        machine.turn()
-        for one, times in ((job, 3), (other, 5)):
-            one.join()
-            one.launch("world", "AllReduce", times)
-        assert only(of_rank(job, machine.turn(), 0))["collectives"] == 3
-        ((memory, file),) = text_of(other.ranks[0].pid, library, {"ncclAllReduce"}).values()
-        assert memory == file
-        ((memory, file),) = text_of(job.ranks[0].pid, library, {"ncclAllReduce"}).values()
-        assert memory != file
-        machine.add(other.ranks[0].pid)
-        machine.turn()
-        other.launch("world", "AllReduce", 2)
-        found = machine.turn()
-        assert only(of_rank(other, found, 0))["collectives"] == 2
-        assert only(of_rank(job, found, 0))["collectives"] == 3
 
 
 def test_a_script_that_starts_the_rank(tmp_path: Path) -> None:

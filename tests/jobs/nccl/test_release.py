@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,18 @@ def test_other_file_at_the_path(tmp_path: Path) -> None:
     (tmp_path / "proc/7").symlink_to(proc)
     with pytest.raises(UnknownRelease, match="another file"):
         MappedReleases().of(Host(procfs=tmp_path / "proc"), 7)
+
+
+@pytest.mark.parametrize(("count", "known"), [(8, True), (9, False)])
+def test_so_many_libraries(
+    start: Callable[..., int], tmp_path: Path, count: int, *, known: bool
+) -> None:
+    """Nobody maps more than eight; who does, to keep us busy, is unknown."""
+    places = [tmp_path / str(number) / "libnccl.so.2" for number in range(count)]
+    for place in places:
+        library(place, BANNER)
+    with nullcontext() if known else pytest.raises(UnknownRelease, match="more than 8"):
+        assert MappedReleases().of(Host(), start(*places)) == {"2.27.7"}
 
 
 def test_library_without_a_version(start: Callable[..., int], tmp_path: Path) -> None:

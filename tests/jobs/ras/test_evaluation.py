@@ -137,10 +137,13 @@ def test_the_dead_are_named_first() -> None:
     """Then errors, then the silent; eight of them."""
     silent = tuple(Trouble(rank, "unresponsive", None) for rank in range(70))
     worse = Trouble(70, "internal_error", None), Trouble(71, "dead", None)
-    found = troubles(status(communicator(80, troubles=(*silent, *worse))), 80)
+    lost = Trouble(3, "remote_error", None)
+    found = troubles(status(communicator(80, troubles=(*silent, lost, *worse))), 80)
     assert len(found) == MAX_NAMED
     assert [what for _, what in found[:3]] == ["dead", "internal_error", "unresponsive"]
     assert [label.number for label, _ in found[:2]] == ["71", "70"]
+    few = status(communicator(80, troubles=(lost, silent[5])))
+    assert [what for _, what in troubles(few, 80)] == ["unresponsive", "remote_error"]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,6 @@ from dshealthd.jobs.ras.from_json import parse_json, repair
 from dshealthd.jobs.ras.status import Lag, MalformedAnswer, RankLocation, RasRankState, Trouble
 from tests.jobs.ras.server import COUNTS, Communicator, Rank, document
 
-MAX_NAMED = 8
-
 FOUR = [Rank(number, pid=4000 + number, gpu=number) for number in range(4)]
 GONE = Rank(4, pid=4004, host="192.0.2.2", gpu=0, flags=("unresponsive", "considered_dead"))
 SILENT = Rank(5, pid=4005, host="192.0.2.2", gpu=1, flags=("unresponsive",))
@@ -65,9 +63,7 @@ def test_missing_ranks(version: str) -> None:
 
 
 def test_rank_behind() -> None:
-    """Ranks that have launched fewer operations are named with the operation, the furthest
-    first.
-    """
+    """Ranks that have launched fewer operations are named with the operation."""
     ranks = [
         *FOUR[:2],
         Rank(2, gpu=2, counts={"AllReduce": 990}),
@@ -77,22 +73,20 @@ def test_rank_behind() -> None:
     place = RankLocation("192.0.2.1", 4000, 3)
     assert communicator.behind == (
         Lag(2, "AllReduce", 10, RankLocation("192.0.2.1", 4000, 2)),
-        Lag(3, "AllReduce", 2, place),
         Lag(3, "AllGather", 1, place),
+        Lag(3, "AllReduce", 2, place),
     )
 
 
 def test_rank_that_lost_its_connection_to_another() -> None:
-    """The one that is gone is named first, and who cannot launch any more for that is not
-    behind.
-    """
+    """Both are named, and who cannot launch any more for that is not behind."""
     ranks = [Rank(0, async_error=6, counts={"AllReduce": 999}), *FOUR[1:3]]
     gone = Rank(3, pid=4003, gpu=3, flags=("unresponsive",))
     (communicator,) = parse_json(document(Communicator(ranks, [gone]))).communicators
-    assert [(trouble.rank, trouble.what) for trouble in communicator.troubles] == [
+    assert {(trouble.rank, trouble.what) for trouble in communicator.troubles} == {
         (3, "unresponsive"),
         (0, "remote_error"),
-    ]
+    }
     assert communicator.behind == ()
     lagging = [Rank(0, async_error=1, counts={"AllReduce": 999}), *FOUR[1:]]
     (communicator,) = parse_json(document(Communicator(lagging))).communicators
@@ -117,22 +111,11 @@ def test_states_and_errors() -> None:
         RasRankState.ABORT: 1,
         RasRankState.RUNNING: 3,
     }
-    assert [(trouble.rank, trouble.what) for trouble in communicator.troubles] == [
+    assert {(trouble.rank, trouble.what) for trouble in communicator.troubles} == {
+        (3, "remote_error"),
         (5, "system_error"),
         (6, "other"),
-        (3, "remote_error"),
-    ]
-
-
-def test_what_is_named_is_bounded() -> None:
-    """However many ranks are behind, missing or new to this version, a bounded number is named."""
-    ranks = [
-        Rank(number, gpu=number, counts={"AllReduce": number, f"New{number}": 1})
-        for number in range(40)
-    ]
-    missing = [Rank(40 + number, flags=("unresponsive",)) for number in range(40)]
-    (communicator,) = parse_json(document(Communicator(ranks, missing))).communicators
-    assert len(communicator.behind) == len(communicator.troubles) == MAX_NAMED
+    }
 
 
 def test_host_that_is_no_address() -> None:
@@ -149,13 +132,13 @@ def test_no_communicators() -> None:
 
 
 @pytest.mark.parametrize(("old", "new", "said"), [
-    (b'"size": 4', b'"size": "4"', r"communicators\[0\]\.size is not an integer of at least 0"),
+    (b'"size": 4', b'"size": "4"', r"communicators\[0\]\.size is not an integer from 0"),
     (b'"rank": 2', b'"rank": true', r"communicators\[0\]\.ranks\[2\]\.rank is not an integer"),
-    (b'"pid": 4001', b'"pid": 1e999', r"ranks\[1\]\.pid is not an integer of at least -1"),
+    (b'"pid": 4001', b'"pid": 1e999', r"ranks\[1\]\.pid is not an integer from -1"),
     (b'"AllReduce": 1000', b'"AllReduce": -1', r"collective_counts\.AllReduce is not an int"),
-    (b'"abort_flag": false', b'"abort_flag": 0', "abort_flag is not true or false"),
-    (b'"hash": "0x', b'"hash": "', "hash is not a hexadecimal number"),
-    (b'"missing_ranks": [', b'"others": [', r"communicators\[0\]\.missing_ranks is not an arr"),
+    (b'"abort_flag": false', b'"abort_flag": 0', "abort_flag is neither true nor false"),
+    (b'"hash": "0x', b'"hash": "', "the hash '1f00ba4' is not a hexadecimal number"),
+    (b'"missing_ranks": [', b'"others": [', r"communicators\[0\] lacks missing_ranks"),
     (b'"communicators_count": 1', b'"communicators_count": NaN', "NaN is not a JSON number"),
     (b'"nccl_version"', b'"\xff"', "not JSON"),
 ])  # fmt: skip
@@ -267,5 +250,5 @@ def test_numbers_that_no_job_has_are_refused(path: tuple[Any, ...], most: int) -
         if taken:
             parse_json(json.dumps(answer).encode())
         else:
-            with pytest.raises(MalformedAnswer, match=rf"{path[-1]} is not an integer of at least"):
+            with pytest.raises(MalformedAnswer, match=rf"{path[-1]} is not an integer from"):
                 parse_json(json.dumps(answer).encode())

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dshealthd.jobs.ras.evaluation import JobProgress, RankLabel, by_size, lags, troubles
+from dshealthd.jobs.ras.evaluation import JobProgress, RankLabel, lags, troubles
 from dshealthd.jobs.ras.from_json import parse_json
 from tests.jobs.ras import server as ras_server
 from tests.jobs.ras.server import Communicator, document
-
-MAX_SIZES = 8
 
 
 def ranks(*counts: int) -> list[ras_server.Rank]:
@@ -87,17 +85,6 @@ def test_small_communicator_names_the_number_in_the_world() -> None:
     assert lags(parse_json(answer), fed(answer, answer), 4) == {
         (RankLabel("3", "192.0.2.1", "3"), "AllGather"): 1
     }
-
-
-def test_sizes_are_bounded() -> None:
-    """Of more sizes than are told apart, the smallest are shown together."""
-    answer = document(
-        *(Communicator(ranks(*range(size)), name=f"{size:x}") for size in range(1, 2 * MAX_SIZES))
-    )
-    found, _ = by_size(parse_json(answer))
-    assert len(found) == MAX_SIZES
-    assert found["other"] == MAX_SIZES
-    assert "1" not in found
 
 
 def test_troubles_of_several_communicators() -> None:

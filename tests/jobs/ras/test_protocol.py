@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dshealthd.jobs.ras.protocol import Conversation, Unanswered
+from dshealthd.core.collector import Reason
+from dshealthd.jobs.ras.protocol import Conversation, RasAnswer, Unanswered
+
+GREETING, OK = b"SERVER PROTOCOL 2\n", b"OK\n"
 
 
 @pytest.mark.parametrize(
@@ -37,3 +42,53 @@ def test_more_than_a_line(data: bytes) -> None:
     """What follows it, and a line that does not end, are another protocol's."""
     with pytest.raises(Unanswered, match="more than the expected line"):
         Conversation().receive(data, 5.0)
+
+
+@pytest.mark.parametrize("said", [(), (GREETING,), (GREETING, OK, OK)])
+def test_an_end_without_an_answer(said: tuple[bytes, ...]) -> None:
+    """Wherever it comes."""
+    conversation = Conversation()
+    for line in said:
+        conversation.receive(line, 12)
+    with pytest.raises(Unanswered, match="without an answer"):
+        conversation.end()
+
+
+@pytest.mark.parametrize(("seconds", "patience"), [(12, 5), (60, 5), (8.5, 2), (3, 1)])
+def test_server_is_told_how_long(seconds: float, patience: int) -> None:
+    """RAS is told to wait for its peers for so long that its answer comes in time, and no longer
+    than NCCL would.
+    """
+    assert Conversation().receive(b"SERVER PROTOCOL 2\n", seconds) == b"TIMEOUT %d\n" % patience
+
+
+def test_reply_in_pieces() -> None:
+    """Lines may come byte by byte, and in whatever case."""
+    conversation = Conversation()
+    assert [conversation.receive(bytes([byte]), 12) for byte in b"server protocol 2\r\n"][
+        -1
+    ] == b"TIMEOUT 5\n"
+    assert [conversation.receive(line, 12) for line in (b"ok\n", b"Ok\n")] == [
+        b"SET FORMAT json\n",
+        b"VERBOSE STATUS\n",
+    ]
+    assert conversation.receive(b"{...", 12) == b""
+    assert conversation.end() == RasAnswer(b"{...")
+
+
+@given(
+    st.lists(
+        st.binary(min_size=1) | st.sampled_from([b"SERVER PROTOCOL 2\n", b"OK\n", b"ERROR: no\n"])
+    )
+)
+def test_any_conversation(pieces: list[bytes]) -> None:
+    """Whatever arrives, what is said is one of the known lines, or there is a named end."""
+    conversation = Conversation()
+    try:
+        said = [conversation.receive(piece, 12) for piece in pieces]
+        answer = conversation.end()
+    except Unanswered as failure:
+        assert failure.reason is Reason.MALFORMED  # noqa: PT017 - it may be an answer, too
+    else:
+        assert {*said} == {b"TIMEOUT 5\n", b"SET FORMAT json\n", b"VERBOSE STATUS\n", b""}
+        assert answer.data

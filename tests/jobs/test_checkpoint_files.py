@@ -1,0 +1,51 @@
+"""How much of a checkpoint is looked at."""
+
+from __future__ import annotations
+
+import stat
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dshealthd.jobs import checkpoint_files
+from dshealthd.jobs.checkpoint_files import Scan, check_tag
+
+
+def root(files: int) -> Any:
+    """Return a file system whose every directory has so many files."""
+    names = [f"{number}.pt" for number in range(files)]
+    mode = {True: stat.S_IFDIR, False: stat.S_IFREG}
+    return SimpleNamespace(
+        names=lambda _place, most: names[:most],
+        stat=lambda place: SimpleNamespace(st_mode=mode[place.endswith("/tag")], st_size=1),
+    )
+
+
+@pytest.mark.parametrize(("files", "read"), [(20_000, True), (20_001, False)])
+def test_so_many_files_of_a_tag(files: int, *, read: bool) -> None:
+    """More are no checkpoint."""
+    with nullcontext() if read else pytest.raises(ValueError, match="more than 20000 files"):
+        assert len(Scan(root(files), "/saved", "tag").todo) == files
+
+
+def test_so_many_files_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the rest the size alone counts."""
+    opened: list[str] = []
+    monkeypatch.setattr(
+        checkpoint_files, "is_truncated", lambda _, place: bool(opened.append(place))
+    )
+    scan = Scan(root(2050), "/saved", "tag")
+    while scan.todo:
+        scan.check(root(2050))
+    assert (len(opened), len(scan.files)) == (2048, 2050)
+
+
+@pytest.mark.parametrize(
+    ("tag", "valid"), [("a" * 255, True), ("a" * 256, False), ("a/b", False), ("..", False)]
+)
+def test_names_of_tags(tag: str, *, valid: bool) -> None:
+    """A tag is the name of a directory below the one that has its checkpoints."""
+    with nullcontext() if valid else pytest.raises(ValueError, match="not a valid checkpoint"):
+        check_tag(tag, "latest")
