@@ -446,6 +446,20 @@ async def test_close_ends_the_worker_and_leaves_no_zombie(tmp_path: Path) -> Non
         assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
+def test_hung_parts_take_turns() -> None:
+    """Of those whose back-off is over, the one is retried that has waited longest."""
+    now = 100.0
+    supervisor = Supervisor("test", {}, {"paths": 1.0}, {}, lambda: now)
+    fault = Fault("", Reason.TIMEOUT, "no answer")
+    for part, tried in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
+        supervisor._quarantine[part] = _Quarantine(fault, 1, 0.0, None, tried, "paths")
+    turns = []
+    for _ in range(4):
+        now += 1
+        turns.append(supervisor._due())
+    assert turns == ["b", "c", "a", "b"]
+
+
 @pytest.mark.parametrize("early", [False, True])
 def test_a_back_off_ends(*, early: bool) -> None:
     """A worker that could not be started is tried again once its back-off is over, not before."""

@@ -166,9 +166,3 @@ def test_nobody_is_blamed_by_a_limit_of_asyncio() -> None:
         if re.search(r"\basyncio\.(timeout|wait_for)\(", file.read_text(encoding="utf-8"))
     }
     assert found == OWN_LIMITS.keys()
-
-
-@pytest.mark.parametrize(("failures", "seconds"), [(1, 1), (2, 2), (6, 32), (7, 60), (2000, 60)])
-def test_retries_become_rare(failures: int, seconds: float) -> None:
-    """From a second on, twice as long each time, and a minute at most."""
-    assert Backoff().after(failures) == seconds

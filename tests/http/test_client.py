@@ -21,7 +21,7 @@ from dshealthd.config import config
 from dshealthd.config.config import Config
 from dshealthd.evidence.command import _from_agent
 from dshealthd.http.client import Access, Impostor, _reachable, identify, local
-from dshealthd.http.exchange import Unreachable
+from dshealthd.http.exchange import Rejected, Unreachable
 from tests import no_netlink
 from tests.http.impostors import impostor, saying, serving
 from tests.status_documents import document, job
@@ -120,6 +120,17 @@ def test_an_agent_of_this_user_is_believed(access: Access) -> None:
         assert local(configured(port), access).status()["node"] == "n1"
     (request,) = requests
     assert b"Authorization: Basic " in request
+
+
+@pytest.mark.parametrize(("status", "says"), [
+    ("401 Unauthorized", "401 Unauthorized (--user and --password-file)"),
+    ("503 Service Unavailable", "503 Service Unavailable"),
+])  # fmt: skip
+def test_what_to_do_about_a_refusal(status: str, says: str) -> None:
+    """Credentials are asked for where the agent wants some, and nowhere else."""
+    with serving(saying("no", status)) as port, pytest.raises(Rejected) as caught:
+        local(configured(port), Access()).status()
+    assert str(caught.value).endswith(says)
 
 
 def test_an_agent_that_does_not_accept() -> None:
