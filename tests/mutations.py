@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -152,34 +152,61 @@ def texts(folder: str) -> dict[Path, str]:
     }
 
 
+def importing(folder: str, imports: Iterable[re.Pattern[str]]) -> dict[Path, str]:
+    """Return the modules of a folder that import one of some modules."""
+    wanted = [*imports]
+    found = texts(folder).items()
+    return {file: text for file, text in found if any(one.search(text) for one in wanted)}
+
+
+def naming_tests(path: Path, text: str, piece: str) -> list[str]:
+    """Return the tests of a file that name a piece."""
+    named = re.compile(rf"\b{re.escape(piece)}\b")
+    return [
+        f"{path}::{one.name}"
+        for one in ast.parse(text).body
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+        and one.name.startswith("test_")
+        and named.search(ast.unparse(one))
+    ]
+
+
 def nearest(mutation: Mutation) -> list[list[str]]:
-    """Return the files of tests for a module, for those that import it, and its folder's: those
-    that name the piece first. With the first, the scenes of the findings that the piece yields.
+    """Return the files of tests for a module, for those that import it, that import it themselves
+    or by a module of tests, and its folder's: those that name the piece first. Of one that takes
+    more than what is left, only the tests that name it; the first of all, where none is left. With
+    the first, the scenes of the findings that the piece yields.
     """
     file, seconds, found = mutation.file, recorded(TABLE), []
-    place, imports = file.parts[1:-1], naming(mutation.file)
+    place, own = file.parts[1:-1], naming(mutation.file)
     users = {
-        (*user.parts[1:-1], f"test_{user.stem}")
-        for user, text in texts("dshealthd").items()
-        if imports.search(text)
+        (*folders, f"test_{user.stem}")
+        for user in importing("dshealthd", [own])
+        for folders in (user.parts[1:-1], user.parts[1:-2])
     }
+    direct = importing("tests", [own])
+    helpers = [naming(path) for path in direct if not path.name.startswith("test_")]
+    indirect = importing("tests", helpers)
     for path, text in texts("tests").items():
         folders = path.parts[1:-1]
         if SLOW & {*folders} or not path.name.startswith("test_"):
             continue
-        is_near = bool(folders) and folders in {place, place[:-1]}
-        is_own, uses = is_near and path.stem == f"test_{file.stem}", bool(imports.search(text))
-        is_of_user = (*folders, path.stem) in users
-        if uses or is_near or is_of_user:
+        is_own = folders in {place, place[:-1]} and path.stem == f"test_{file.stem}"
+        uses = path in direct or (*folders, path.stem) in users
+        if is_own or uses or path in indirect or (folders and folders in {place, place[:-1]}):
             is_named = re.search(rf"\b{re.escape(mutation.scope)}\b", text)
-            taken = seconds.get(str(path), UNRECORDED)
-            order = not is_own, not (uses or is_of_user), not is_named
-            found.append((*order, taken, str(path)))
+            order = not is_own, not uses, path not in indirect, not is_named
+            found.append((*order, seconds.get(str(path), UNRECORDED), str(path), text))
     kept, left = [], BUDGET
-    for is_other, *_, taken, test in sorted(found):
-        if taken <= left or not is_other:
-            kept.append(test)
-            left -= taken
+    for is_other, *_, taken, path, text in sorted(found):
+        tests, cost = [path], taken
+        if taken > left and is_other:
+            tests = naming_tests(Path(path), text, mutation.scope)
+            cost = UNRECORDED * len(tests)
+        if cost <= left or not is_other:
+            kept += tests
+            left -= cost
+    kept = kept or [path for *_, path, _ in sorted(found)[:1]]
     # The first alone: it notices most, and takes a fraction of the time to begin.
     return [run for run in (kept[:1], *scenes(mutation), kept[1:]) if run]
 
