@@ -173,7 +173,7 @@ def naming_tests(path: Path, text: str, piece: str) -> list[str]:
 
 def nearest(mutation: Mutation) -> list[list[str]]:
     """Return the files of tests for a module, for those that import it, that import it themselves
-    or by a module of tests, and its folder's: those that name the piece first. Of one that takes
+    or by one other module, and its folder's: those that name the piece first. Of one that takes
     more than what is left, only the tests that name it; the first of all, where none is left. With
     the first, the scenes of the findings that the piece yields.
     """
@@ -185,8 +185,8 @@ def nearest(mutation: Mutation) -> list[list[str]]:
         for folders in (user.parts[1:-1], user.parts[1:-2])
     }
     direct = importing("tests", [own])
-    helpers = [naming(path) for path in direct if not path.name.startswith("test_")]
-    indirect = importing("tests", helpers)
+    hops = [*direct, *importing("dshealthd", [own])]
+    indirect = importing("tests", [naming(hop) for hop in hops if "test_" not in hop.name])
     for path, text in texts("tests").items():
         folders = path.parts[1:-1]
         if SLOW & {*folders} or not path.name.startswith("test_"):

@@ -48,6 +48,7 @@ def test_intervals_share_a_grid() -> None:
 def test_waits_between_retries(failures: int, seconds: float) -> None:
     """Doubled from a second to a minute, however often it fails."""
     assert Backoff().after(failures) == seconds
+    assert Backoff(2.0, 1e9).after(failures) == 2.0 ** min(failures, 17)
 
 
 def test_an_event_that_came_with_the_end_of_its_time_has_happened() -> None:
