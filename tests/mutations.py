@@ -172,10 +172,11 @@ def naming_tests(path: Path, text: str, piece: str) -> list[str]:
 
 
 def nearest(mutation: Mutation) -> list[list[str]]:
-    """Return the files of tests for a module, for those that import it, that import it themselves
-    or by one other module, and its folder's: those that name the piece first. Of one that takes
-    more than what is left, only the tests that name it; the first of all, where none is left. With
-    the first, the scenes of the findings that the piece yields.
+    """Return the files of tests of a module, those that import it, of those that import it, that
+    import one of these, and of its folder: in this order, and those that name the piece first. The
+    first takes at most twice the budget, unless it is the module's own; of others that take more
+    than what is left, only the tests that name the piece. With the first, the scenes of the
+    findings that the piece yields.
     """
     file, seconds, found = mutation.file, recorded(TABLE), []
     place, own = file.parts[1:-1], naming(mutation.file)
@@ -192,18 +193,19 @@ def nearest(mutation: Mutation) -> list[list[str]]:
         if SLOW & {*folders} or not path.name.startswith("test_"):
             continue
         is_own = folders in {place, place[:-1]} and path.stem == f"test_{file.stem}"
-        uses = path in direct or (*folders, path.stem) in users
-        if is_own or uses or path in indirect or (folders and folders in {place, place[:-1]}):
+        is_near = bool(folders) and folders in {place, place[:-1]}
+        uses = path in direct, (*folders, path.stem) in users, path in indirect
+        if is_own or any(uses) or is_near:
             is_named = re.search(rf"\b{re.escape(mutation.scope)}\b", text)
-            order = not is_own, not uses, path not in indirect, not is_named
+            order = [not one for one in (is_own, *uses, is_named)]
             found.append((*order, seconds.get(str(path), UNRECORDED), str(path), text))
     kept, left = [], BUDGET
     for is_other, *_, taken, path, text in sorted(found):
         tests, cost = [path], taken
-        if taken > left and is_other:
+        if taken > (left if kept else 2 * BUDGET) and is_other:
             tests = naming_tests(Path(path), text, mutation.scope)
             cost = UNRECORDED * len(tests)
-        if cost <= left or not is_other:
+        if cost <= left or not kept:
             kept += tests
             left -= cost
     kept = kept or [path for *_, path, _ in sorted(found)[:1]]
