@@ -174,9 +174,9 @@ def naming_tests(path: Path, text: str, piece: str) -> list[str]:
 def nearest(mutation: Mutation) -> list[list[str]]:
     """Return the files of tests of a module, those that import it, of those that import it, that
     import one of these, and of its folder: in this order, and those that name the piece first. The
-    first takes at most twice the budget, unless it is the module's own; of others that take more
-    than what is left, only the tests that name the piece. With the first, the scenes of the
-    findings that the piece yields.
+    first takes at most twice the budget, unless it is the module's own; of those that take more
+    than what is left, tests that name the piece. With the first, the scenes of the findings that
+    the piece yields.
     """
     file, seconds, found = mutation.file, recorded(TABLE), []
     place, own = file.parts[1:-1], naming(mutation.file)
@@ -199,16 +199,14 @@ def nearest(mutation: Mutation) -> list[list[str]]:
             is_named = re.search(rf"\b{re.escape(mutation.scope)}\b", text)
             order = [not one for one in (is_own, *uses, is_named)]
             found.append((*order, seconds.get(str(path), UNRECORDED), str(path), text))
-    kept, left = [], BUDGET
+    kept, left, larger = [], BUDGET, []
     for is_other, *_, taken, path, text in sorted(found):
-        tests, cost = [path], taken
-        if taken > (left if kept else 2 * BUDGET) and is_other:
-            tests = naming_tests(Path(path), text, mutation.scope)
-            cost = UNRECORDED * len(tests)
-        if cost <= left or not kept:
-            kept += tests
-            left -= cost
-    kept = kept or [path for *_, path, _ in sorted(found)[:1]]
+        if taken <= (left if kept else 2 * BUDGET) or not is_other:
+            kept.append(path)
+            left -= taken
+        else:
+            larger += naming_tests(Path(path), text, mutation.scope)
+    kept += larger[: max(left // UNRECORDED, not kept)]
     # The first alone: it notices most, and takes a fraction of the time to begin.
     return [run for run in (kept[:1], *scenes(mutation), kept[1:]) if run]
 
