@@ -150,6 +150,17 @@ def test_a_reader_that_has_seen_enough() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_another_pipe_that_breaks_surfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where somebody still reads the output, it is a defect."""
+
+    def fails(_words: list[str]) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(commands, "main", fails)
+    with pytest.raises(BrokenPipeError):
+        cli.main(["status"])
+
+
 @pytest.mark.parametrize(
     ("command", "code"), [("status", 3), ("jobs", 3), ("check-config", 2), ("metrics", 2)]
 )
