@@ -159,7 +159,7 @@ def importing(folder: str, imports: Iterable[re.Pattern[str]]) -> dict[Path, str
     return {file: text for file, text in found if any(one.search(text) for one in wanted)}
 
 
-def naming_tests(path: Path, text: str, piece: str) -> list[str]:
+def naming_tests(path: str, text: str, piece: str) -> list[str]:
     """Return the tests of a file that name a piece."""
     named = re.compile(rf"\b{re.escape(piece)}\b")
     return [
@@ -178,7 +178,8 @@ def nearest(mutation: Mutation) -> list[list[str]]:
     than what is left, tests that name the piece. With the first, the scenes of the findings that
     the piece yields.
     """
-    file, seconds, found = mutation.file, recorded(TABLE), []
+    file, seconds = mutation.file, recorded(TABLE)
+    found: list[tuple[list[bool], int, str, str]] = []
     place, own = file.parts[1:-1], naming(mutation.file)
     users = {
         (*folders, f"test_{user.stem}")
@@ -198,14 +199,16 @@ def nearest(mutation: Mutation) -> list[list[str]]:
         if is_own or any(uses) or is_near:
             is_named = re.search(rf"\b{re.escape(mutation.scope)}\b", text)
             order = [not one for one in (is_own, *uses, is_named)]
-            found.append((*order, seconds.get(str(path), UNRECORDED), str(path), text))
-    kept, left, larger = [], BUDGET, []
-    for is_other, *_, taken, path, text in sorted(found):
+            found.append((order, seconds.get(str(path), UNRECORDED), str(path), text))
+    kept: list[str] = []
+    larger: list[str] = []
+    left = BUDGET
+    for (is_other, *_), taken, name, text in sorted(found):
         if taken <= (left if kept else 2 * BUDGET) or not is_other:
-            kept.append(path)
+            kept.append(name)
             left -= taken
         else:
-            larger += naming_tests(Path(path), text, mutation.scope)
+            larger += naming_tests(name, text, mutation.scope)
     kept += larger[: max(left // UNRECORDED, not kept)]
     # The first alone: it notices most, and takes a fraction of the time to begin.
     return [run for run in (kept[:1], *scenes(mutation), kept[1:]) if run]

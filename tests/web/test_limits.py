@@ -13,6 +13,7 @@ import threading
 import time
 from asyncio import Transport
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -234,7 +235,7 @@ def test_connections_are_bounded(
     and counted, and others are served; beyond web.max_connections, nobody is. When one ends, the
     next is.
     """
-    limits = {} if other else {"max_connections": count}
+    limits: Any = {} if other else {"max_connections": count}
     with serving(targets=endless, **limits) as served, connections(served, count, sources) as held:
         for connection in held:
             connection.sendall(UNFINISHED)
