@@ -259,3 +259,12 @@ def test_colors() -> None:
         State.CRITICAL: "\x1b[1;31mx\x1b[0m",
         State.UNKNOWN: "\x1b[1;35mx\x1b[0m",
     }
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_termination_message_is_bounded(capsys: pytest.CaptureFixture[str], more: int) -> None:
+    """At 4096 bytes, of which Kubernetes shows no more."""
+    part = "x" * (4096 - len("gpu-lost ") + more)
+    assert callers.kubernetes(report(Result(State.CRITICAL, "lost", component=part))) == 1
+    line = capsys.readouterr().out.removesuffix("\n")
+    assert (len(line), line.endswith("...")) == (4096, bool(more))
