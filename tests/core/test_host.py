@@ -68,3 +68,12 @@ def test_named_files_are_read_whole_or_not(tmp_path: Path, more: int) -> None:
         sparse.truncate(16 * MIB + more)
     with pytest.raises(OSError, match="longer than") if more else contextlib.nullcontext():
         assert len(read_named(file)) == 16 * MIB
+
+
+@pytest.mark.timeout(60)
+def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+    """To open a FIFO would wait for a writer."""
+    os.mkfifo(tmp_path / "fifo")
+    for place in (tmp_path / "fifo", tmp_path, "/dev/null"):
+        with pytest.raises(OSError, match="not a regular file"):
+            read_named(place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -88,3 +89,11 @@ def test_several_addresses(
     monkeypatch.setattr(host_name, "container_networks", lambda _host: bridges)
     (found,) = results(host_name.HOST_NAME, look(several=True))
     assert (found.outcome.value, says in found.text) == (outcome, True)
+
+
+def test_addresses_of_this_node() -> None:
+    """Those that a socket can be bound to."""
+    assert [host_name._here(each) for each in ("127.0.0.1", "192.0.2.7", "2001:db8::7")] == [
+        True, False, False,
+    ]  # fmt: skip
+    assert host_name._here("::1") is socket.has_dualstack_ipv6()
