@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grafana.board import Source, job_link, node_link
 from grafana.panels import BLUE, ORANGE, RED, YELLOW
 from grafana.queries import ROWS, parts
-from grafana.tables import Column, rows
+from grafana.tables import JOB_COLUMN, NODE_COLUMN, Column, rows
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.models import dashboard
 
+    from grafana.board import Source
     from grafana.panels import States
 
 SEVERITIES: States = {
@@ -19,15 +19,7 @@ SEVERITIES: States = {
     "warning": ("ticket", ORANGE),
     "info": ("info", BLUE),
 }
-PARTS = (
-    "rank",
-    "class",
-    "gpu",
-    "part",
-    "peer",
-    "leaf",
-    "reason",
-)
+PARTS = ("rank", "class", "gpu", "part", "peer", "leaf", "reason")
 """Labels with which an alert names the part of its node."""
 KEPT = "severity, alertname, symptom, cluster, node, training_job, which"
 RULES_LOADED = 'sum(ALERTS{@alerts,alertname="DshealthdWatchdog",alertstate="firing"})'
@@ -48,10 +40,8 @@ def firing(
 
     def fired(labels: str) -> str:
         # The value of ALERTS_FOR_STATE is the time at which the alert's condition became true.
-        return (
-            f"ALERTS_FOR_STATE{{{labels}}} and ignoring (alertstate) "
-            f'ALERTS{{{labels},alertstate="firing"}}'
-        )
+        return f"""ALERTS_FOR_STATE{{{labels}}} and ignoring (alertstate)
+        ALERTS{{{labels},alertstate="firing"}}"""
 
     def since(severity: str) -> str:
         found = " or ".join(fired(f'{labels},severity="{severity}"') for labels in matchers)
@@ -62,18 +52,18 @@ def firing(
         f"""Firing alerts, pages first: at most the latest {limit} of each severity. "Since" is when
         the condition became true. The runbook says how to confirm and fix it.""",
         [
-            Column(title="Severity", label="severity", states=SEVERITIES, width=90),
-            Column(title="Alert", label="alertname", link=source.runbook()),
-            Column(title="Node", label="node", link=node_link()),
-            Column(title="Job", label="training_job", link=job_link()),
-            Column(title="Part", label="which"),
+            Column("Severity", "severity", states=SEVERITIES, width=90),
+            Column("Alert", "alertname", link=source.runbook()),
+            NODE_COLUMN,
+            JOB_COLUMN,
+            Column("Part", "which"),
             Column(
-                title="Since",
+                "Since",
                 expr=f"{since('critical')} or {since('warning')}",
                 unit="dateTimeFromNow",
                 width=150,
             ),
-            Column(title="Symptom", label="symptom", link=source.runbook()),
+            Column("Symptom", "symptom", link=source.runbook()),
         ],
         sort=("Severity", False),
         size=size,
@@ -89,18 +79,16 @@ def by_rule(source: Source, *, size: tuple[int, int]) -> dashboard.Panel:
         "Firing alerts by rule",
         "Number of firing alerts of each rule: a leaf that takes down forty nodes is one line.",
         [
-            Column(title="Severity", label="severity", states=SEVERITIES, width=90),
-            Column(title="Alert", label="alertname", link=source.runbook()),
+            Column("Severity", "severity", states=SEVERITIES, width=90),
+            Column("Alert", "alertname", link=source.runbook()),
             Column(
-                title="Alerts",
-                expr=(
-                    "count by (severity, alertname, symptom) "
-                    '(ALERTS{@alerts,alertstate="firing",severity=~"critical|warning|info"})'
-                ),
+                "Alerts",
+                expr="""count by (severity, alertname, symptom)
+                (ALERTS{@alerts,alertstate="firing",severity=~"critical|warning|info"})""",
                 steps=((1, YELLOW), (10, ORANGE), (100, RED)),
                 width=80,
             ),
-            Column(title="Symptom", label="symptom", link=source.runbook()),
+            Column("Symptom", "symptom", link=source.runbook()),
         ],
         sort=("Alerts", True),
         size=size,

@@ -24,8 +24,6 @@ WIDTH = 24
 TAG = "dshealthd"
 NO_PROBES = "no probes"
 """Shown instead of 0 if no agent takes part in probes."""
-KEPT = "${datasource:queryparam}&${cluster:queryparam}&${__url_time_range}"
-"""Query parameters that a link passes on to another dashboard."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,26 +61,6 @@ class Board:
     alerts: tuple[str, ...] = ("@alerts",)
     """The matchers of the alerts that graphs mark: those with the labels of any."""
     since: str = "now-1h"
-
-
-def node_link(field: str = "${__data.fields.node}") -> Link:
-    """Return a link to the dashboard of the node that `field` names, by default that of a table's
-    row.
-    """
-    return Link(title="Node", url=f"/d/dshealthd-node/dshealthd-node?var-node={field}&{KEPT}")
-
-
-def series_link() -> Link:
-    """Return a link to the dashboard of the node of a line, band or square."""
-    return node_link("${__field.labels.node}")
-
-
-def job_link() -> Link:
-    """Return a link from a table's row to the dashboard of its training job."""
-    return Link(
-        title="Job",
-        url=f"/d/dshealthd-jobs/dshealthd-jobs?var-training=${{__data.fields.training_job}}&{KEPT}",
-    )
 
 
 def data_source() -> dashboard.VariableModel:

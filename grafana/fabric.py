@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grafana.board import Row, Source, node_link, series_link
+from grafana.board import Row, Source
 from grafana.panels import BLUE, GREEN, ORANGE, RED, YELLOW, graph, number
-from grafana.queries import ROWS, SERIES, grown, grown_or_new, worst
-from grafana.tables import Column, rows
+from grafana.queries import ROWS, SERIES, grown, grown_or_new, least, most, worst
+from grafana.tables import NODE_COLUMN, Column, rows
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.models import dashboard
@@ -26,10 +26,8 @@ def board_rows(source: Source) -> list[Row]:
         Row(title="InfiniBand and RoCE", panels=_infiniband(source)),
         Row(title="NVLink and PCIe", panels=_nvlink(source)),
         Row(
-            title=(
-                "Errors of single ports and links: takes seconds for hundreds of nodes, so select "
-                "a few"
-            ),
+            title="Errors of single ports and links: takes seconds for hundreds of nodes, so "
+            "select a few",
             panels=_errors(),
             closed=True,
         ),
@@ -42,11 +40,7 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
     flaps = f"max by ({PORT}) (increase(dshealthd_infiniband_port_flaps_total{{@nodes}}[12h]))"
     return [
         number(
-            "Ports",
-            "InfiniBand and RoCE ports of all nodes.",
-            f"count({up})",
-            unknown="no ports",
-            size=(4, 4),
+            "Ports", "InfiniBand and RoCE ports of all nodes.", f"count({up})", unknown="no ports"
         ),
         number(
             "Ports not up",
@@ -54,40 +48,29 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
             f"count({up}) - sum({up})",
             steps=((None, GREEN), (1, ORANGE)),
             unknown="no ports",
-            size=(4, 4),
         ),
         graph(
             "InfiniBand traffic",
             "Data sent by all ports together, and by the busiest port.",
-            (
-                f"sum({SENT})",
-                "all",
-            ),
-            (
-                f"max({SENT})",
-                "busiest port",
-            ),
+            (f"sum({SENT})", "all"),
+            (f"max({SENT})", "busiest port"),
             unit="Bps",
-            size=(8, 8),
         ),
         rows(
             "Ports that went down",
-            "Ports that are down now and were up in the time shown, and flaps in 12 hours: at "
-            f"most {ROWS} of each.",
+            f"""Ports that are down now and were up in the time shown, and flaps in 12 hours: at
+            most {ROWS} of each.""",
             [
-                Column(title="Node", label="node", link=node_link()),
-                Column(title="Device", label="device"),
-                Column(title="Port", label="port", width=60),
+                NODE_COLUMN,
+                Column("Device", "device"),
+                Column("Port", "port", width=60),
                 Column(
-                    title="Down",
-                    expr=(
-                        f"topk({ROWS}, max by ({PORT}) ({up} == 0 and "
-                        f"max_over_time({up}[$__range]) == 1))"
-                    ),
+                    "Down",
+                    expr=most("max", PORT, f"{up} == 0 and max_over_time({up}[$__range]) == 1"),
                     states={0: ("down", RED)},
                 ),
                 Column(
-                    title="Flaps in 12 h",
+                    "Flaps in 12 h",
                     expr=f"round(topk({ROWS}, {flaps} > 0))",
                     steps=((None, YELLOW), (source.limits["infiniband_flaps_in_12h"], ORANGE)),
                 ),
@@ -100,48 +83,41 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
             "Port rates",
             f"Number of active ports at each rate; check the rare ones. At most {ROWS} rates.",
             [
-                Column(title="Bytes per second", label="rate"),
+                Column("Bytes per second", "rate"),
                 Column(
-                    title="Ports",
-                    expr=(
-                        f'bottomk({ROWS}, count_values("rate", '
-                        f"dshealthd_infiniband_port_rate_bytes_per_second{{@nodes}}))"
-                    ),
+                    "Ports",
+                    expr=f"""bottomk({ROWS}, count_values("rate",
+                    dshealthd_infiniband_port_rate_bytes_per_second{{@nodes}}))""",
                 ),
             ],
             sort=("Ports", False),
             unknown="no ports",
-            size=(8, 8),
         ),
         graph(
             "Congestion",
-            "Congestion notifications per second by kind, of all ports together: the "
-            f"{SERIES} most frequent. They are not errors by themselves.",
+            f"""Congestion notifications per second by kind, of all ports together: the {SERIES}
+            most frequent. They are not errors by themselves.""",
             (
                 worst(
-                    "sum by (type) "
-                    "(rate(dshealthd_infiniband_port_congestion_total{@nodes}[$__rate_interval]))",
+                    "sum",
                     "type",
+                    "rate(dshealthd_infiniband_port_congestion_total{@nodes}[$__rate_interval])",
                 ),
                 "{{type}}",
             ),
-            unit="none",
         ),
         graph(
             "Waiting for credits",
-            "Ticks per second in which ports had data but could not send, in the adapters' own "
-            f"unit: the {SERIES} ports that wait most now.",
+            f"""Ticks per second in which ports had data but could not send, in the adapters' own
+            unit: the {SERIES} ports that wait most now.""",
             (
                 worst(
-                    f"max by ({PORT}) "
-                    "(rate(dshealthd_infiniband_port_transmit_wait_total"
-                    "{@nodes}[$__rate_interval]))",
+                    "max",
                     PORT,
+                    "rate(dshealthd_infiniband_port_transmit_wait_total{@nodes}[$__rate_interval])",
                 ),
                 "{{node}} {{device}} {{port}}",
             ),
-            unit="none",
-            link=series_link(),
         ),
     ]
 
@@ -152,65 +128,66 @@ def _nvlink(source: Source) -> list[dashboard.Panel]:
     return [
         rows(
             "NVLinks that went down",
-            f"GPUs with fewer NVLinks up than earlier in the time shown: at most {ROWS}, those "
-            "that lost most.",
+            f"""GPUs with fewer NVLinks up than earlier in the time shown: at most {ROWS}, those
+            that lost most.""",
             [
-                Column(title="Node", label="node", link=node_link()),
-                Column(title="GPU", label="gpu", width=60),
+                NODE_COLUMN,
+                Column("GPU", "gpu", width=60),
                 Column(
-                    title="Links lost",
-                    expr=f"topk({ROWS}, max by ({GPU}) (max_over_time({up}[$__range]) - {up} > 0))",
+                    "Links lost",
+                    expr=most("max", GPU, f"max_over_time({up}[$__range]) - {up} > 0"),
                     steps=((1, RED),),
                 ),
             ],
             sort=("Links lost", True),
+            size=(12, 8),
         ),
         graph(
             "Bit errors of NVLink 5",
             f"Bit error ratio after correction on a GPU's worst link: the {SERIES} worst GPUs.",
             (
                 worst(
-                    "max by (cluster, node, gpu) "
-                    "(dshealthd_nvlink_effective_bit_error_ratio{@nodes})",
+                    "max",
                     "cluster, node, gpu",
+                    "dshealthd_nvlink_effective_bit_error_ratio{@nodes}",
                 ),
                 "{{node}} GPU {{gpu}}",
             ),
             unit="sci",
             steps=((limits["nvlink_bit_error_ratio"], RED),),
-            link=series_link(),
         ),
         graph(
             "PCIe replays",
             f"Packets resent per minute after an error: the {SERIES} GPUs with most.",
             (
                 worst(
-                    "max by (cluster, node, gpu) (60 * "
-                    "rate(dshealthd_pcie_replays_total{@nodes}[$__rate_interval]))",
+                    "max",
                     "cluster, node, gpu",
+                    "60 * rate(dshealthd_pcie_replays_total{@nodes}[$__rate_interval])",
                 ),
                 "{{node}} GPU {{gpu}}",
             ),
-            unit="none",
             steps=(
                 (limits["pcie_replays_per_minute"], ORANGE),
                 (limits["pcie_replays_gen5_per_minute"], RED),
             ),
-            link=series_link(),
         ),
         rows(
             "PCIe links below full width",
             f"GPUs with fewer lanes than they and their slot allow: at most {ROWS}.",
             [
-                Column(title="Node", label="node", link=node_link()),
-                Column(title="GPU", label="gpu", width=60),
+                NODE_COLUMN,
+                Column("GPU", "gpu", width=60),
                 Column(
-                    title="Lanes",
-                    expr=f"""topk({ROWS}, max by (cluster, node, gpu)
-                        (dshealthd_pcie_link_width{{@nodes}} <
-                        dshealthd_pcie_link_width_max{{@nodes}}))""",
+                    "Lanes",
+                    expr=most(
+                        "max",
+                        "cluster, node, gpu",
+                        "dshealthd_pcie_link_width{@nodes} < dshealthd_pcie_link_width_max{@nodes}",
+                    ),
                 ),
             ],
+            size=(12, 8),
         ),
         _domains(),
     ]
@@ -223,24 +200,23 @@ def _domains() -> dashboard.Panel:
     off = f"dshealthd:node:gpus_off_fabric:count{of_nodes}"
     return rows(
         "NVLink domains",
-        "NVLink fabrics of several nodes (GB200 NVL72 and the like): the nodes in each, the nodes "
-        "with a GPU that is not registered or that the fabric reports as unhealthy, and the "
-        f"registered GPUs. The {ROWS} domains with the fewest nodes.",
+        f"""NVLink fabrics of several nodes (GB200 NVL72 and the like): the nodes in each, the nodes
+        with a GPU that is not registered or that the fabric reports as unhealthy, and the
+        registered GPUs. The {ROWS} domains with the fewest nodes.""",
         [
-            Column(title="Domain", label="domain"),
-            Column(title="Clique", label="clique", width=80),
-            Column(title="Nodes", expr=f"bottomk({ROWS}, count by ({DOMAIN}) ({member}))"),
+            Column("Domain", "domain"),
+            Column("Clique", "clique", width=80),
+            Column("Nodes", expr=least("count", DOMAIN, member)),
             Column(
-                title="Nodes off the fabric",
-                expr=(
-                    f"topk({ROWS}, count by ({DOMAIN}) ({member} and on (cluster, instance) {off}))"
-                ),
+                "Nodes off the fabric",
+                expr=most("count", DOMAIN, f"{member} and on (cluster, instance) {off}"),
                 steps=((None, ORANGE), (2, RED)),
             ),
-            Column(title="GPUs", expr=f"bottomk({ROWS}, {registered})"),
+            Column("GPUs", expr=f"bottomk({ROWS}, {registered})"),
         ],
         sort=("Nodes off the fabric", True),
         unknown="",
+        size=(12, 8),
     )
 
 
@@ -253,13 +229,13 @@ def _errors() -> list[dashboard.Panel]:
             f"""Errors in the time shown, by port and kind: at most {ROWS}. Kinds differ in
             severity; the alerts have a threshold for each.""",
             [
-                Column(title="Node", label="node", link=node_link()),
-                Column(title="Device", label="device"),
-                Column(title="Port", label="port", width=60),
-                Column(title="Kind", label="type"),
+                NODE_COLUMN,
+                Column("Device", "device"),
+                Column("Port", "port", width=60),
+                Column("Kind", "type"),
                 Column(
-                    title="Errors",
-                    expr=f"topk({ROWS}, max by ({PORT}, type) ({ports}))",
+                    "Errors",
+                    expr=most("max", f"{PORT}, type", ports),
                     steps=((None, BLUE), (10, YELLOW), (1000, ORANGE)),
                 ),
             ],
@@ -268,54 +244,46 @@ def _errors() -> list[dashboard.Panel]:
         ),
         rows(
             "NVLinks with most errors",
-            f"Errors in the time shown, by link and kind: at most {ROWS}. A driver restart "
-            "hides earlier errors.",
+            f"""Errors in the time shown, by link and kind: at most {ROWS}. A driver restart hides
+            earlier errors.""",
             [
-                Column(title="Node", label="node", link=node_link()),
-                Column(title="GPU", label="gpu", width=60),
-                Column(title="Link", label="link", width=60),
-                Column(title="Kind", label="type"),
+                NODE_COLUMN,
+                Column("GPU", "gpu", width=60),
+                Column("Link", "link", width=60),
+                Column("Kind", "type"),
                 Column(
-                    title="Errors",
-                    expr=f"topk({ROWS}, max by ({GPU}, link, type) ({links}))",
+                    "Errors",
+                    expr=most("max", f"{GPU}, link, type", links),
                     steps=((None, BLUE), (1, ORANGE)),
                 ),
             ],
             sort=("Errors", True),
+            size=(12, 8),
         ),
     ]
 
 
 def _ethernet() -> list[dashboard.Panel]:
-    link = series_link()
-
-    def most(kind: str) -> tuple[str, str]:
-        rate = (
-            "max by (cluster, node, device) "
-            f"(rate(dshealthd_network_{kind}_total{{@nodes}}[$__rate_interval]))"
-        )
-        return worst(rate, "cluster, node, device"), "{{node}} {{device}}"
+    def interfaces(kind: str) -> tuple[str, str]:
+        rate = f"rate(dshealthd_network_{kind}_total{{@nodes}}[$__rate_interval])"
+        return worst("max", "cluster, node, device", rate), "{{node}} {{device}}"
 
     return [
         graph(
             "Receive errors",
             f"Bad packets per second: the {SERIES} interfaces with most.",
-            most("receive_errors"),
+            interfaces("receive_errors"),
             unit="pps",
-            link=link,
         ),
         graph(
             "Receive drops",
             f"Packets dropped per second: the {SERIES} interfaces with most.",
-            most("receive_drops"),
+            interfaces("receive_drops"),
             unit="pps",
-            link=series_link(),
         ),
         graph(
             "Carrier changes",
             f"Carrier changes per second; a flap is two: the {SERIES} interfaces with most.",
-            most("carrier_changes"),
-            unit="none",
-            link=series_link(),
+            interfaces("carrier_changes"),
         ),
     ]

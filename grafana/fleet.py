@@ -5,20 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grafana import alerts, trends, trouble
-from grafana.board import (
-    NO_PROBES,
-    Board,
-    Row,
-    Source,
-    cluster,
-    data_source,
-    node_link,
-    scrape_job,
-    series_link,
-)
+from grafana.board import NO_PROBES, Board, Row, Source, cluster, data_source, scrape_job
 from grafana.panels import GRAY, GREEN, ORANGE, PURPLE, RED, number, squares, timeline
-from grafana.queries import NODES, ROWS, SERIES, worst
-from grafana.tables import Column, rows
+from grafana.queries import NODES, ROWS, SERIES, most, worst_of
+from grafana.tables import NODE_COLUMN, Column, rows
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.models import dashboard
@@ -75,8 +65,8 @@ def _now(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "Nodes with a page",
-            f"Nodes with a critical alert. “{NO_RULES}”: Prometheus evaluates no rules, so "
-            "no alert can fire.",
+            f"""Nodes with a critical alert. “{NO_RULES}”: Prometheus evaluates no rules, so no
+            alert can fire.""",
             nodes_with("critical"),
             steps=ANY,
             unknown=NO_RULES,
@@ -90,29 +80,26 @@ def _now(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "Jobs hung",
-            "Training jobs in which every rank has been silent for longer than usual. "
-            f"“{NO_RULES}”: "
-            "Prometheus evaluates no rules.",
+            f"""Training jobs in which every rank has been silent for longer than usual.
+            “{NO_RULES}”: Prometheus evaluates no rules.""",
             f"count(dshealthd:job:hang{{@rules}}) or 0 * {alerts.RULES_LOADED}",
             steps=ANY,
             unknown=NO_RULES,
         ),
         number(
             "Suspects",
-            f"Nodes, GPUs, links and leaves that the probes suspect. “{NO_PROBES}”: no agent "
-            "takes part in probes.",
+            f"""Nodes, GPUs, links and leaves that the probes suspect. “{NO_PROBES}”: no agent takes
+            part in probes.""",
             "count(dshealthd:suspect:accusers{@rules}) or 0 * sum(dshealthd_probe_up{@fleet} == 1)",
             steps=((None, GREEN), (1, ORANGE)),
             unknown=NO_PROBES,
         ),
         number(
             "GPUs not readable",
-            "GPUs on the PCI bus that cannot be read through the driver: lost, hung, access "
-            "denied, or without a driver.",
-            (
-                "sum(dshealthd_gpus_expected{@fleet}) - (sum(dshealthd_node_gpus_up{@fleet}) or "
-                "vector(0))"
-            ),
+            """GPUs on the PCI bus that cannot be read through the driver: lost, hung, access
+            denied, or without a driver.""",
+            """sum(dshealthd_gpus_expected{@fleet}) - (sum(dshealthd_node_gpus_up{@fleet}) or
+            vector(0))""",
             steps=ANY,
             unknown="no GPUs",
         ),
@@ -127,7 +114,6 @@ def _now(source: Source) -> list[dashboard.Panel]:
             name="{{node}}",
             steps=STEPS,
             states=STATES,
-            link=series_link(),
             size=(24, 9),
         ),
     ]
@@ -135,10 +121,8 @@ def _now(source: Source) -> list[dashboard.Panel]:
 
 def _probes(source: Source) -> list[dashboard.Panel]:
     ended = "increase(dshealthd_probe_rounds_total{@fleet}[$__range])"
-    bad = (
-        "sum by (cluster, node) "
-        '(increase(dshealthd_probe_rounds_total{@fleet,outcome!~"ok|declined"}[$__range]))'
-    )
+    bad = """sum by (cluster, node)
+    (increase(dshealthd_probe_rounds_total{@fleet,outcome!~"ok|declined"}[$__range]))"""
     worst_nodes = f"topk({ROWS}, {bad} or 0 * sum by (cluster, node) ({ended}))"
     matrix = rows(
         "Rounds by outcome",
@@ -146,12 +130,12 @@ def _probes(source: Source) -> list[dashboard.Panel]:
         rounds that failed. A node with many failures whose peers have few is the bad one; a column
         that is full points to the fabric.""",
         [
-            Column(title="Node", label="node"),
-            Column(title="Outcome", label="outcome"),
+            Column("Node", "node"),
+            Column("Outcome", "outcome"),
             Column(
-                title="Rounds",
-                expr=f"""round(sum by (cluster, node, outcome) ({ended}))
-                    and on (cluster, node) {worst_nodes}""",
+                "Rounds",
+                expr=f"""round(sum by (cluster, node, outcome) ({ended})) and on (cluster, node)
+                {worst_nodes}""",
                 decimals=0,
             ),
         ],
@@ -165,19 +149,20 @@ def _probes(source: Source) -> list[dashboard.Panel]:
             f"""Current suspects and the number of agents that report each: at most {ROWS}, those
             with the most agents. A link is named by its two nodes, a part as NODE/PART.""",
             [
-                Column(title="Kind", label="kind", width=70),
-                Column(title="Suspect", label="part"),
-                Column(title="Reason", label="reason"),
+                Column("Kind", "kind", width=70),
+                Column("Suspect", "part"),
+                Column("Reason", "reason"),
                 Column(
-                    title="Agents",
-                    expr=(
-                        f"topk({ROWS}, max by (cluster, kind, part, node, reason) "
-                        f"(dshealthd:suspect:accusers{{@rules}}))"
+                    "Agents",
+                    expr=most(
+                        "max",
+                        "cluster, kind, part, node, reason",
+                        "dshealthd:suspect:accusers{@rules}",
                     ),
                     steps=((1, ORANGE), (3, RED)),
                     width=90,
                 ),
-                Column(title="Node", label="node", link=node_link()),
+                NODE_COLUMN,
             ],
             sort=("Agents", True),
             size=(12, 9),
@@ -188,12 +173,11 @@ def _probes(source: Source) -> list[dashboard.Panel]:
             f"""Each node's own score: the median ratio of its timings to the baseline of the same
             pairs of nodes; 1 is usual, 1.2 a fifth slower. At most {SERIES}.""",
             [
-                Column(title="Node", label="node", link=node_link()),
+                NODE_COLUMN,
                 Column(
-                    title="Score",
-                    expr=(
-                        f"topk({SERIES}, max by (cluster, node) "
-                        f"(dshealthd_probe_score_ratio{{@fleet}}))"
+                    "Score",
+                    expr=most(
+                        "max", "cluster, node", "dshealthd_probe_score_ratio{@fleet}", limit=SERIES
                     ),
                     decimals=2,
                     steps=((None, GREEN), (source.limits["fleet_score_ratio"], ORANGE)),
@@ -201,16 +185,14 @@ def _probes(source: Source) -> list[dashboard.Panel]:
             ],
             sort=("Score", True),
             unknown=NO_PROBES,
-            size=(8, 8),
         ),
         timeline(
             "Nodes that need attention, over time",
-            f"The {SERIES} worst nodes at the end of the time shown, including those whose agent "
-            "does not answer.",
-            worst(SEVERITY, "cluster, node"),
+            f"""The {SERIES} worst nodes at the end of the time shown, including those whose agent
+            does not answer.""",
+            worst_of(SEVERITY, "cluster, node"),
             "{{node}}",
             STATES,
-            link=series_link(),
             size=(16, 8),
         ),
     ]

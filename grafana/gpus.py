@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from grafana.board import Row, Source
 from grafana.panels import BLUE, GREEN, ORANGE, RED, UP, YELLOW, graph, timeline
-from grafana.queries import ROWS, grown_or_new
+from grafana.queries import ROWS, grown_or_new, most
 from grafana.tables import Column, rows
 
 if TYPE_CHECKING:
@@ -29,11 +29,10 @@ ACTIONS: States = {
 HELD: States = {0: ("free", GREEN), 1: ("throttled", RED)}
 NOT_IDLE = 'reason!~"gpu_idle|applications_clocks_setting|sync_boost|display_clock_setting"'
 """Leaves out harmless reasons: idle clocks, and limits that somebody set."""
-XIDS = f"topk({ROWS}, max by (gpu, pci, xid) (dshealthd_xid_last_timestamp_seconds{{@node}}))"
+XIDS = most("max", "gpu, pci, xid", "dshealthd_xid_last_timestamp_seconds{@node}")
 LINK_ERRORS = f"sum by (gpu, link) ({grown_or_new('dshealthd_nvlink_errors_total{@gpus}')})"
-BAD_LINKS = f"""(topk({ROWS}, {LINK_ERRORS} > 0)
-    or max by (gpu, link) (dshealthd_nvlink_up{{@gpus}} == 0 and
-    max_over_time(dshealthd_nvlink_up{{@gpus}}[$__range]) == 1))"""
+BAD_LINKS = f"""(topk({ROWS}, {LINK_ERRORS} > 0) or max by (gpu, link) (dshealthd_nvlink_up{{@gpus}}
+== 0 and max_over_time(dshealthd_nvlink_up{{@gpus}}[$__range]) == 1))"""
 
 
 def board_rows(source: Source) -> list[Row]:
@@ -58,10 +57,10 @@ def _table(source: Source) -> dashboard.Panel:
         "Throttles" is the number of active reasons for throttling; ECC counts uncorrected errors
         since the driver was loaded.""",
         [
-            Column(title="GPU", label="gpu", width=55),
-            Column(title="Readable", expr=_each("dshealthd_gpu_up{@gpus}"), states=UP, width=80),
+            Column("GPU", "gpu", width=55),
+            Column("Readable", expr=_each("dshealthd_gpu_up{@gpus}"), states=UP, width=80),
             Column(
-                title="Core",
+                "Core",
                 expr=_each('dshealthd_gpu_temperature_celsius{@gpus,sensor="core"}'),
                 unit="celsius",
                 steps=(
@@ -71,49 +70,44 @@ def _table(source: Source) -> dashboard.Panel:
                 ),
             ),
             Column(
-                title="Power",
-                expr=_each("dshealthd_gpu_power_watts{@gpus}"),
-                unit="watt",
-                decimals=0,
+                "Power", expr=_each("dshealthd_gpu_power_watts{@gpus}"), unit="watt", decimals=0
             ),
             Column(
-                title="Busy",
+                "Busy",
                 expr=_each("dshealthd_gpu_utilization_ratio{@gpus}"),
                 unit="percentunit",
                 decimals=0,
             ),
             Column(
-                title="Memory used",
+                "Memory used",
                 expr=_each(
-                    "dshealthd_gpu_memory_used_bytes{@gpus} / "
-                    "dshealthd_gpu_memory_total_bytes{@gpus}"
+                    """dshealthd_gpu_memory_used_bytes{@gpus} /
+                    dshealthd_gpu_memory_total_bytes{@gpus}"""
                 ),
                 unit="percentunit",
                 decimals=0,
                 steps=((None, GREEN), (limits["gpu_memory_held_ratio"], ORANGE)),
             ),
-            Column(title="Processes", expr=_each("dshealthd_gpu_compute_processes{@gpus}")),
+            Column("Processes", expr=_each("dshealthd_gpu_compute_processes{@gpus}")),
             Column(
-                title="Throttles",
+                "Throttles",
                 expr=f"sum by (gpu) (dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}})",
                 steps=((None, GREEN), (1, YELLOW)),
             ),
-            Column(title="ECC", expr=_each(ecc), steps=BROKEN),
+            Column("ECC", expr=_each(ecc), steps=BROKEN),
             Column(
-                title="Remap pending",
+                "Remap pending",
                 expr=_each("dshealthd_gpu_remapped_rows_pending{@gpus}"),
                 steps=CLEAN,
             ),
             Column(
-                title="Remap failed",
+                "Remap failed",
                 expr=_each("dshealthd_gpu_remapped_rows_failed{@gpus}"),
                 steps=BROKEN,
             ),
-            Column(title="NVLinks up", expr=_each("dshealthd_nvlinks_up{@gpus}")),
-            Column(title="PCIe lanes", expr=_each("dshealthd_pcie_link_width{@gpus}")),
-            Column(
-                title="Recovery", expr=_each("dshealthd_gpu_recovery_action{@gpus}"), states=ACTIONS
-            ),
+            Column("NVLinks up", expr=_each("dshealthd_nvlinks_up{@gpus}")),
+            Column("PCIe lanes", expr=_each("dshealthd_pcie_link_width{@gpus}")),
+            Column("Recovery", expr=_each("dshealthd_gpu_recovery_action{@gpus}"), states=ACTIONS),
         ],
         sort=("GPU", False),
         unknown="unknown",
@@ -130,11 +124,8 @@ def _vital(source: Source) -> list[dashboard.Panel]:
             thresholds are those of the alerts for GPUs that report none.""",
             (_each('dshealthd_gpu_temperature_celsius{@gpus,sensor="core"}'), GPU),
             (
-                (
-                    "min by (limit) "
-                    '(dshealthd_gpu_temperature_limit_celsius{@gpus,limit=~"slowdown|'
-                    'max_operating"})'
-                ),
+                """min by (limit)
+                (dshealthd_gpu_temperature_limit_celsius{@gpus,limit=~"slowdown|max_operating"})""",
                 "limit: {{limit}}",
             ),
             unit="celsius",
@@ -164,8 +155,8 @@ def _vital(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Utilization",
-            "Share of time in which a kernel ran. 100% with low power and idle memory means a "
-            "collective that waits.",
+            """Share of time in which a kernel ran. 100% with low power and idle memory means a
+            collective that waits.""",
             (_each("dshealthd_gpu_utilization_ratio{@gpus}"), GPU),
             unit="percentunit",
             maximum=1,
@@ -175,8 +166,8 @@ def _vital(source: Source) -> list[dashboard.Panel]:
             "Share of the memory in use. At the threshold the next allocation is likely to fail.",
             (
                 _each(
-                    "dshealthd_gpu_memory_used_bytes{@gpus} / "
-                    "dshealthd_gpu_memory_total_bytes{@gpus}"
+                    """dshealthd_gpu_memory_used_bytes{@gpus} /
+                    dshealthd_gpu_memory_total_bytes{@gpus}"""
                 ),
                 GPU,
             ),
@@ -194,8 +185,8 @@ def _vital(source: Source) -> list[dashboard.Panel]:
         ),
         timeline(
             "Throttling",
-            "GPUs throttled in the time shown, by reason; idle clocks and limits that somebody set "
-            "are left out.",
+            """GPUs throttled in the time shown, by reason; idle clocks and limits that somebody set
+            are left out.""",
             f"""max by (gpu, reason) (dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}}) and on
             (gpu, reason) topk({ROWS}, max by (gpu, reason)
             (max_over_time(dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}}[$__range] @ end())) >
@@ -208,11 +199,10 @@ def _vital(source: Source) -> list[dashboard.Panel]:
             "GPU faults",
             "Why a GPU, or a call that reads it, fails now.",
             [
-                Column(title="GPU", label="gpu", width=60),
-                Column(title="Reason", label="reason"),
-                Column(title="", expr="max by (gpu, reason) (dshealthd_gpu_fault{@gpus}) == 1"),
+                Column("GPU", "gpu", width=60),
+                Column("Reason", "reason"),
+                Column(expr="max by (gpu, reason) (dshealthd_gpu_fault{@gpus}) == 1"),
             ],
-            size=(8, 8),
         ),
     ]
 
@@ -221,35 +211,29 @@ def _errors(source: Source) -> list[dashboard.Panel]:
     return [
         graph(
             "ECC errors",
-            "Uncorrected and corrected ECC errors per minute. The threshold is for corrected "
-            "errors; any uncorrected one raises an alert.",
+            """Uncorrected and corrected ECC errors per minute. The threshold is for corrected
+            errors; any uncorrected one raises an alert.""",
             (
-                (
-                    "sum by (gpu, type) (60 * rate(dshealthd_gpu_ecc_errors_total{@gpus,"
-                    'counter="volatile"}[$__rate_interval]))'
-                ),
+                """sum by (gpu, type) (60 *
+                rate(dshealthd_gpu_ecc_errors_total{@gpus,counter="volatile"}[$__rate_interval]))""",
                 f"{GPU} {{{{type}}}}",
             ),
-            unit="none",
             steps=((source.limits["ecc_corrected_per_minute"], ORANGE),),
         ),
         rows(
             "Remapped rows and retired pages",
             "Memory taken out of use for good, by type of error.",
             [
-                Column(title="GPU", label="gpu", width=60),
-                Column(title="Errors", label="type"),
+                Column("GPU", "gpu", width=60),
+                Column("Errors", "type"),
                 Column(
-                    title="Rows or pages",
-                    expr=(
-                        "max by (gpu, type) (dshealthd_gpu_remapped_rows{@gpus} or "
-                        "dshealthd_gpu_retired_pages{@gpus})"
-                    ),
+                    "Rows or pages",
+                    expr="""max by (gpu, type) (dshealthd_gpu_remapped_rows{@gpus} or
+                    dshealthd_gpu_retired_pages{@gpus})""",
                     steps=((None, GREEN), (1, YELLOW)),
                 ),
             ],
             sort=("Rows or pages", True),
-            size=(8, 8),
         ),
         rows(
             "Xids",
@@ -257,21 +241,18 @@ def _errors(source: Source) -> list[dashboard.Panel]:
             the last: at most the latest {ROWS}. NVIDIA's catalogue explains the numbers; 13, 31,
             43, 45, 68 and 69 are the application's own.""",
             [
-                Column(title="GPU", label="gpu", width=60),
-                Column(title="PCI", label="pci"),
-                Column(title="Xid", label="xid", width=60),
+                Column("GPU", "gpu", width=60),
+                Column("PCI", "pci"),
+                Column("Xid", "xid", width=60),
                 Column(
-                    title="Lines",
-                    expr=(
-                        f"max by (gpu, pci, xid) (dshealthd_xid_errors_total{{@node}}) and on "
-                        f"(gpu, pci, xid) {XIDS}"
-                    ),
+                    "Lines",
+                    expr=f"""max by (gpu, pci, xid) (dshealthd_xid_errors_total{{@node}}) and on
+                    (gpu, pci, xid) {XIDS}""",
                     width=70,
                 ),
-                Column(title="Last", expr=f"1000 * {XIDS}", unit="dateTimeFromNow"),
+                Column("Last", expr=f"1000 * {XIDS}", unit="dateTimeFromNow"),
             ],
             sort=("Last", True),
-            size=(8, 8),
         ),
     ]
 
@@ -281,10 +262,9 @@ def _links(source: Source) -> list[dashboard.Panel]:
     return [
         graph(
             "NVLinks up",
-            "Links that are active or asleep. A link that is not wired counts as not up, so "
-            "compare a GPU with its peers and its past.",
+            """Links that are active or asleep. A link that is not wired counts as not up, so
+            compare a GPU with its peers and its past.""",
             (_each("dshealthd_nvlinks_up{@gpus}"), GPU),
-            unit="none",
         ),
         graph(
             "NVLink errors",
@@ -292,38 +272,32 @@ def _links(source: Source) -> list[dashboard.Panel]:
             replays, recoveries, receive errors and retransmissions; the alert for CRC errors counts
             per second.""",
             (
-                (
-                    "sum by (gpu, type) (60 * "
-                    "rate(dshealthd_gpu_nvlink_errors_total{@gpus}[$__rate_interval]))"
-                ),
+                """sum by (gpu, type) (60 *
+                rate(dshealthd_gpu_nvlink_errors_total{@gpus}[$__rate_interval]))""",
                 f"{GPU} {{{{type}}}}",
             ),
-            unit="none",
             steps=((limits["nvlink_errors_per_minute"], RED),),
         ),
         rows(
             "Links that are down or have errors",
             f"NVLinks that went down or had errors in the time shown: at most {ROWS} of each.",
             [
-                Column(title="GPU", label="gpu", width=60),
-                Column(title="Link", label="link", width=60),
+                Column("GPU", "gpu", width=60),
+                Column("Link", "link", width=60),
                 Column(
-                    title="Up",
-                    expr=(
-                        f"max by (gpu, link) (dshealthd_nvlink_up{{@gpus}}) and on (gpu, link) "
-                        f"{BAD_LINKS}"
-                    ),
+                    "Up",
+                    expr=f"""max by (gpu, link) (dshealthd_nvlink_up{{@gpus}}) and on (gpu, link)
+                    {BAD_LINKS}""",
                     states=UP,
                 ),
                 Column(
-                    title="Errors",
+                    "Errors",
                     expr=f"{LINK_ERRORS} and on (gpu, link) {BAD_LINKS}",
                     decimals=0,
                     steps=((None, BLUE), (1, ORANGE)),
                 ),
             ],
             sort=("Errors", True),
-            size=(8, 8),
         ),
         graph(
             "NVLink traffic",
@@ -336,14 +310,12 @@ def _links(source: Source) -> list[dashboard.Panel]:
             "Lanes of each GPU's PCIe link, and the most that the GPU and its slot allow.",
             (_each("dshealthd_pcie_link_width{@gpus}"), GPU),
             ("max(dshealthd_pcie_link_width_max{@gpus})", "limit"),
-            unit="none",
             limits=["limit"],
         ),
         graph(
             "PCIe replays",
             "Packets resent per minute after an error.",
             (_each("60 * rate(dshealthd_pcie_replays_total{@gpus}[$__rate_interval])"), GPU),
-            unit="none",
             steps=(
                 (limits["pcie_replays_per_minute"], ORANGE),
                 (limits["pcie_replays_gen5_per_minute"], RED),

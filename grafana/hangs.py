@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grafana.board import job_link, node_link, series_link
 from grafana.panels import BLUE, GRAY, GREEN, ORANGE, PURPLE, RED, YELLOW, graph, timeline
-from grafana.queries import ROWS, SERIES, worst
-from grafana.tables import Column, rows
+from grafana.queries import ROWS, SERIES, most, worst, worst_of
+from grafana.tables import JOB_COLUMN, NODE_COLUMN, Column, rows
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.models import dashboard
@@ -45,18 +44,15 @@ def panels() -> list[dashboard.Panel]:
             rank, GPU or peer that the others wait for; at most eight per job and {ROWS} in all.
             Class unknown: no node has found a cause.""",
             [
-                Column(title="Job", label="training_job", link=job_link()),
-                Column(title="Class", label="class", width=90),
-                Column(title="Node", label="node", link=node_link()),
-                Column(title="Rank", label="rank", width=60),
-                Column(title="GPU", label="gpu", width=60),
-                Column(title="Part", label="part"),
-                Column(title="Peer", label="peer"),
-                Column(title="Reason", label="reason"),
-                Column(
-                    title="",
-                    expr=f"topk({ROWS}, max by ({cause}) (dshealthd:job:hang_cause{{@of_jobs}}))",
-                ),
+                JOB_COLUMN,
+                Column("Class", "class", width=90),
+                NODE_COLUMN,
+                Column("Rank", "rank", width=60),
+                Column("GPU", "gpu", width=60),
+                Column("Part", "part"),
+                Column("Peer", "peer"),
+                Column("Reason", "reason"),
+                Column(expr=most("max", cause, "dshealthd:job:hang_cause{@of_jobs}")),
             ],
             size=(12, 8),
         ),
@@ -65,34 +61,34 @@ def panels() -> list[dashboard.Panel]:
             f"""Ranks that block a job, as far as their own node can tell: stopped, gone, blocked in
             the kernel, in a pause, waiting for input, behind or ahead. At most {ROWS}.""",
             [
-                Column(title="Job", label="training_job", link=job_link()),
-                Column(title="Node", label="node", link=node_link()),
-                Column(title="Rank", label="rank", width=60),
-                Column(title="Class", label="class"),
-                Column(title="Reason", label="reason"),
+                JOB_COLUMN,
+                NODE_COLUMN,
+                Column("Rank", "rank", width=60),
+                Column("Class", "class"),
+                Column("Reason", "reason"),
                 Column(
-                    title="",
-                    expr=f"""topk({ROWS}, max by (cluster, training_job, node, rank, class, reason)
-                        (dshealthd_job_hang_culprit_info{{@jobs}}))""",
+                    expr=most(
+                        "max",
+                        "cluster, training_job, node, rank, class, reason",
+                        "dshealthd_job_hang_culprit_info{@jobs}",
+                    )
                 ),
             ],
             size=(6, 8),
         ),
         rows(
             "Ranks that ended",
-            f"Ranks whose process ended in the last ten minutes, and how: the first {ROWS}. "
-            "Look at the first that failed.",
+            f"""Ranks whose process ended in the last ten minutes, and how: the first {ROWS}. Look
+            at the first that failed.""",
             [
-                Column(title="Job", label="training_job", link=job_link()),
-                Column(title="Node", label="node", link=node_link()),
-                Column(title="Rank", label="rank", width=60),
-                Column(title="How", label="how"),
+                JOB_COLUMN,
+                NODE_COLUMN,
+                Column("Rank", "rank", width=60),
+                Column("How", "how"),
                 Column(
-                    title="When",
-                    expr=(
-                        f"bottomk({ROWS}, 1000 * max by ({ended}) "
-                        f"(dshealthd_job_rank_ended_timestamp_seconds{{@jobs}}))"
-                    ),
+                    "When",
+                    expr=f"""bottomk({ROWS}, 1000 * max by ({ended})
+                    (dshealthd_job_rank_ended_timestamp_seconds{{@jobs}}))""",
                     unit="dateTimeFromNow",
                 ),
             ],
@@ -106,35 +102,29 @@ def panels() -> list[dashboard.Panel]:
             pause, a suspended job, a debugger, or a wait whose cause may still be found. Waiting:
             nothing on this node explains the hang.""",
             worst(
-                "max by (cluster, training_job, node, class) "
-                '(dshealthd_job_hang{@jobs,class!="none"})',
+                "max",
                 "cluster, training_job, node, class",
+                'dshealthd_job_hang{@jobs,class!="none"}',
             ),
             "{{training_job}} {{node}} {{class}}",
             {0: ("no hang", GRAY), 1: ("hung", RED)},
-            link=series_link(),
-            size=(8, 8),
         ),
         graph(
             "Silence beyond usual",
             f"""Seconds by which a rank's silence exceeds its usual maximum, learnt from the rank's
             own history: the {SERIES} ranks with the most. 0 is usual.""",
-            (worst(overdue, RANK), "{{training_job}} {{rank}} {{node}}"),
+            (worst_of(overdue, RANK), "{{training_job}} {{rank}} {{node}}"),
             unit="s",
-            link=series_link(),
-            size=(8, 8),
         ),
         timeline(
             "Activity of ranks",
             f"""The stage of the step, or the pause that the rank has marked, of the {SERIES} ranks
             whose silence is furthest beyond usual. A rank whose stage is unknown is shown as
             training.""",
-            f"({_doing()}) and on ({RANK}) topk({SERIES}, max_over_time(({overdue})[15m:1m] "
-            "@ end()))",
+            f"""({_doing()}) and on ({RANK}) topk({SERIES}, max_over_time(({overdue})[15m:1m] @
+            end()))""",
             "{{training_job}} {{rank}} {{node}}",
             DOING,
-            link=series_link(),
-            size=(8, 8),
         ),
     ]
 

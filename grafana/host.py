@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from grafana import ports
 from grafana.board import Row, Source
 from grafana.panels import BLUE, ORANGE, RED, UP, YELLOW, graph
-from grafana.queries import ROWS
+from grafana.queries import ROWS, most
 from grafana.tables import Column, rows
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
     return [
         graph(
             "Memory",
-            "Memory available without swapping, shared (tmpfs and shared segments), and "
-            "locked, against all memory that the kernel manages.",
+            """Memory available without swapping, shared (tmpfs and shared segments), and locked,
+            against all memory that the kernel manages.""",
             ("max(dshealthd_memory_available_bytes{@node})", "available"),
             ("max(dshealthd_memory_shared_bytes{@node})", "shared"),
             ("max(dshealthd_memory_locked_bytes{@node})", "locked"),
@@ -41,8 +41,8 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Time spent waiting",
-            "Share of time in which some, or all (full), tasks waited for a resource. The "
-            "threshold is for memory, full.",
+            """Share of time in which some, or all (full), tasks waited for a resource. The
+            threshold is for memory, full.""",
             (
                 "max by (resource, tasks) (dshealthd_pressure_stalled_ratio{@node})",
                 "{{resource}} {{tasks}}",
@@ -53,43 +53,38 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Load",
-            "Tasks that run, want to run or sleep uninterruptibly, averaged over 5 minutes, "
-            "and the number of CPUs.",
+            """Tasks that run, want to run or sleep uninterruptibly, averaged over 5 minutes, and
+            the number of CPUs.""",
             ('max(dshealthd_load_average{@node,minutes="5"})', "load"),
             ("max(dshealthd_cpus_online{@node})", "CPUs"),
-            unit="none",
             limits=["CPUs"],
         ),
         rows(
             "Kernel log",
-            "Faults that the kernel reported since boot, and in the time shown: at most "
-            f"{ROWS} kinds and devices.",
+            f"""Faults that the kernel reported since boot, and in the time shown: at most {ROWS}
+            kinds and devices.""",
             [
-                Column(title="Event", label="event"),
-                Column(title="Device", label="device"),
+                Column("Event", "event"),
+                Column("Device", "device"),
                 Column(
-                    title="Since boot",
-                    expr=(
-                        f"topk({ROWS}, max by (event, device) "
-                        "(dshealthd_kernel_events_total{@node} > 0))"
-                    ),
+                    "Since boot",
+                    expr=most("max", "event, device", "dshealthd_kernel_events_total{@node} > 0"),
                 ),
                 Column(
-                    title="In the time shown",
+                    "In the time shown",
                     expr=f"""round(max by (event, device)
-                        (increase(dshealthd_kernel_events_total{{@node}}[$__range]))) and on (event,
-                        device) topk({ROWS}, max by (event, device)
-                        (dshealthd_kernel_events_total{{@node}} > 0))""",
+                    (increase(dshealthd_kernel_events_total{{@node}}[$__range]))) and on (event,
+                    device) topk({ROWS}, max by (event, device)
+                    (dshealthd_kernel_events_total{{@node}} > 0))""",
                     steps=((None, BLUE), (1, ORANGE)),
                 ),
             ],
             sort=("In the time shown", True),
-            size=(8, 8),
         ),
         graph(
             "Threads and asynchronous I/O",
-            "Threads of all processes and reserved asynchronous I/O requests, as shares of "
-            "the system's limits.",
+            """Threads of all processes and reserved asynchronous I/O requests, as shares of the
+            system's limits.""",
             ("max(dshealthd_threads{@node} / dshealthd_threads_limit{@node})", "threads"),
             (
                 "max(dshealthd_aio_requests{@node} / dshealthd_aio_requests_limit{@node})",
@@ -101,7 +96,6 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
             "OOM kills",
             "Processes killed by the OOM killer per hour.",
             ("max(increase(dshealthd_oom_kills_total{@node}[1h]))", "kills"),
-            unit="none",
         ),
     ]
 
@@ -113,58 +107,48 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
             "TCP sockets",
             "Sockets of the agent's network namespace, by state.",
             ("max by (state) (dshealthd_tcp_sockets{@node})", "{{state}}"),
-            unit="none",
         ),
         graph(
             "Rendezvous ports",
             """Sockets that hold one of the rendezvous ports of training jobs, by state. TIME_WAIT
             holds a port for a minute.""",
             ("max by (state) (dshealthd_rendezvous_sockets{@node})", "{{state}}"),
-            unit="none",
         ),
         rows(
             "Listeners on rendezvous ports",
-            "Listeners and the age of the oldest. Orphaned: the process that started the "
-            "listener's owner is gone.",
+            """Listeners and the age of the oldest. Orphaned: the process that started the
+            listener's owner is gone.""",
             [
-                Column(title="Orphaned", label="orphaned"),
+                Column("Orphaned", "orphaned"),
                 Column(
-                    title="Listeners",
-                    expr="max by (orphaned) (dshealthd_rendezvous_listeners{@node})",
+                    "Listeners", expr="max by (orphaned) (dshealthd_rendezvous_listeners{@node})"
                 ),
                 Column(
-                    title="Oldest",
+                    "Oldest",
                     expr="max by (orphaned) (dshealthd_rendezvous_listener_age_seconds{@node})",
                     unit="s",
                     steps=((None, BLUE), (limits["orphan_listener_seconds"], YELLOW)),
                 ),
             ],
             unknown="none",
-            size=(8, 8),
         ),
         graph(
             "TCP limits",
-            "Sockets in TIME_WAIT, ephemeral ports in use, and connections that the firewall "
-            "tracks, as shares of their limits.",
+            """Sockets in TIME_WAIT, ephemeral ports in use, and connections that the firewall
+            tracks, as shares of their limits.""",
             (
-                (
-                    'max(dshealthd_tcp_sockets{@node,state="time_wait"}) / '
-                    "max(dshealthd_tcp_time_wait_limit{@node})"
-                ),
+                """max(dshealthd_tcp_sockets{@node,state="time_wait"}) /
+                max(dshealthd_tcp_time_wait_limit{@node})""",
                 "TIME_WAIT",
             ),
             (
-                (
-                    "max(dshealthd_tcp_ephemeral_ports_used{@node} / "
-                    "dshealthd_tcp_ephemeral_ports{@node})"
-                ),
+                """max(dshealthd_tcp_ephemeral_ports_used{@node} /
+                dshealthd_tcp_ephemeral_ports{@node})""",
                 "ephemeral ports",
             ),
             (
-                (
-                    "max(dshealthd_conntrack_entries{@node} / "
-                    "dshealthd_conntrack_entries_limit{@node})"
-                ),
+                """max(dshealthd_conntrack_entries{@node} /
+                dshealthd_conntrack_entries_limit{@node})""",
                 "tracked connections",
             ),
             unit="percentunit",
@@ -172,8 +156,8 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Open files",
-            "Open files as a share of the limit: of the system, of the process nearest to "
-            "its own limit, and of the worst process of any job.",
+            """Open files as a share of the limit: of the system, of the process nearest to its own
+            limit, and of the worst process of any job.""",
             (
                 "max by (scope) (dshealthd_open_files{@node} / dshealthd_open_files_limit{@node})",
                 "{{scope}}",
@@ -202,10 +186,8 @@ def _storage(source: Source) -> list[dashboard.Panel]:
             "Space in use",
             "Share of space in use on the file systems of the configured paths.",
             (
-                (
-                    "1 - min by (path) (dshealthd_filesystem_free_bytes{@node} / "
-                    "dshealthd_filesystem_size_bytes{@node})"
-                ),
+                """1 - min by (path) (dshealthd_filesystem_free_bytes{@node} /
+                dshealthd_filesystem_size_bytes{@node})""",
                 "{{path}}",
             ),
             unit="percentunit",
@@ -216,10 +198,8 @@ def _storage(source: Source) -> list[dashboard.Panel]:
             "Inodes in use",
             "Share of inodes in use, if the file system has a fixed number of them.",
             (
-                (
-                    "1 - min by (path) (dshealthd_filesystem_files_free{@node} / "
-                    "dshealthd_filesystem_files{@node})"
-                ),
+                """1 - min by (path) (dshealthd_filesystem_files_free{@node} /
+                dshealthd_filesystem_files{@node})""",
                 "{{path}}",
             ),
             unit="percentunit",
@@ -228,8 +208,8 @@ def _storage(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Write tests",
-            "Duration of the last write test that passed: create, write 4 KiB, sync, remove. "
-            "Only for paths with a write test.",
+            """Duration of the last write test that passed: create, write 4 KiB, sync, remove. Only
+            for paths with a write test.""",
             ("max by (path) (dshealthd_path_write_seconds{@node})", "{{path}}"),
             unit="s",
             steps=((limits["path_write_seconds"], ORANGE),),
@@ -239,8 +219,8 @@ def _storage(source: Source) -> list[dashboard.Panel]:
             "Mean time of a disk request, in the kernel's queue and in the disk.",
             (
                 f"""topk({ROWS}, sum by (disk)
-                    (rate(dshealthd_disk_request_seconds_total{{@node}}[$__rate_interval])) / sum by
-                    (disk) (rate(dshealthd_disk_requests_total{{@node}}[$__rate_interval])))""",
+                (rate(dshealthd_disk_request_seconds_total{{@node}}[$__rate_interval])) / sum by
+                (disk) (rate(dshealthd_disk_requests_total{{@node}}[$__rate_interval])))""",
                 "{{disk}}",
             ),
             unit="s",
@@ -249,21 +229,18 @@ def _storage(source: Source) -> list[dashboard.Panel]:
         graph(
             "Waiting for disks",
             "Disk requests in flight, and processes hung in the kernel.",
-            (
-                f"topk({ROWS}, max by (disk) (dshealthd_disk_requests_in_flight{{@node}}))",
-                "{{disk}}",
-            ),
+            (most("max", "disk", "dshealthd_disk_requests_in_flight{@node}"), "{{disk}}"),
             ("max(dshealthd_processes_stuck{@node})", "stuck processes"),
-            unit="none",
         ),
         rows(
             "Failing paths",
             "Configured paths that cannot be read or written, and why.",
             [
-                Column(title="Path", label="path"),
-                Column(title="Reason", label="reason"),
-                Column(title="", expr="max by (path, reason) (dshealthd_path_failing{@node}) == 1"),
+                Column("Path", "path"),
+                Column("Reason", "reason"),
+                Column(expr="max by (path, reason) (dshealthd_path_failing{@node}) == 1"),
             ],
+            size=(12, 8),
         ),
     ]
 
@@ -272,19 +249,20 @@ def _agent() -> list[dashboard.Panel]:
     return [
         rows(
             "Versions",
-            "Software of the node, of configured environments, and of the jobs' environments: "
-            f"at most {4 * ROWS}.",
+            f"""Software of the node, of configured environments, and of the jobs' environments: at
+            most {4 * ROWS}.""",
             [
-                Column(title="Component", label="component"),
-                Column(title="Version", label="version"),
-                Column(title="Environment", label="environment"),
-                Column(title="Job", label="training_job"),
+                Column("Component", "component"),
+                Column("Version", "version"),
+                Column("Environment", "environment"),
+                Column("Job", "training_job"),
                 Column(
-                    title="",
-                    expr=(
-                        f"topk({4 * ROWS}, max by (component, version, environment, "
-                        f"training_job) (dshealthd_software_info{{@node}}))"
-                    ),
+                    expr=most(
+                        "max",
+                        "component, version, environment, training_job",
+                        "dshealthd_software_info{@node}",
+                        limit=4 * ROWS,
+                    )
                 ),
             ],
             sort=("Component", False),
@@ -295,24 +273,22 @@ def _agent() -> list[dashboard.Panel]:
             """Whether the last collection succeeded, how long it took, and the time of the last
             success. Sources that this machine lacks are left out.""",
             [
-                Column(title="Collector", label="collector"),
+                Column("Collector", "collector"),
                 Column(
-                    title="Up",
+                    "Up",
                     expr="max by (collector) (dshealthd_collector_up{@node})",
                     states=UP,
                     width=60,
                 ),
                 Column(
-                    title="Took",
+                    "Took",
                     expr="max by (collector) (dshealthd_collector_duration_seconds{@node})",
                     unit="s",
                 ),
                 Column(
-                    title="Last success",
-                    expr=(
-                        "1000 * max by (collector) "
-                        "(dshealthd_collector_last_success_timestamp_seconds{@node})"
-                    ),
+                    "Last success",
+                    expr="""1000 * max by (collector)
+                    (dshealthd_collector_last_success_timestamp_seconds{@node})""",
                     unit="dateTimeFromNow",
                 ),
             ],
@@ -327,7 +303,6 @@ def _agent() -> list[dashboard.Panel]:
                 "sum by (worker, reason) (increase(dshealthd_worker_failures_total{@node}[10m]))",
                 "{{worker}} {{reason}}",
             ),
-            unit="none",
         ),
         graph(
             "Agent: CPU",

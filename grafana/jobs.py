@@ -7,10 +7,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grafana import alerts, collectives, hangs, steps
-from grafana.board import Board, Row, Source, choice, cluster, data_source, job_link, scrape_job
+from grafana.board import Board, Row, Source, choice, cluster, data_source, scrape_job
 from grafana.panels import GREEN, ORANGE, RED, number
-from grafana.queries import ROWS
-from grafana.tables import Column, rows
+from grafana.queries import ROWS, most
+from grafana.tables import JOB_COLUMN, Column, rows
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.models import dashboard
@@ -38,10 +38,8 @@ def board(source: Source) -> Board:
                 "training",
                 "Training job",
                 "label_values({__name__=~'dshealthd_job_(run_)?info',@fleet}, training_job)",
-                description=(
-                    "The job's name, the same on all its nodes: the scheduler's number, or a "
-                    "digest of where its ranks meet."
-                ),
+                description="The job's name, the same on all its nodes: the scheduler's number, or "
+                "a digest of where its ranks meet.",
                 several=True,
                 everything=".+",
             ),
@@ -66,8 +64,8 @@ def _now(source: Source) -> list[dashboard.Panel]:
         number(
             "Jobs",
             "Training jobs with ranks on any node, whether or not they send heartbeats.",
-            f"count(count by ({JOB}) (dshealthd_job_run_info{{@jobs}} or "
-            f"dshealthd_job_info{{@jobs}}))",
+            f"""count(count by ({JOB}) (dshealthd_job_run_info{{@jobs}} or
+            dshealthd_job_info{{@jobs}}))""",
             unknown=NO_JOBS,
         ),
         number(
@@ -82,23 +80,23 @@ def _now(source: Source) -> list[dashboard.Panel]:
             "Ranks followed",
             """Share of the ranks that send heartbeats; of a job with processes on GPUs, of the
             ranks that have one.""",
-            'sum(dshealthd_job_followed_ranks{@jobs,by="heartbeat"}) / '
-            "sum(dshealthd_job_followed_ranks{@jobs})",
+            """sum(dshealthd_job_followed_ranks{@jobs,by="heartbeat"}) /
+            sum(dshealthd_job_followed_ranks{@jobs})""",
             unit="percentunit",
             unknown=NO_JOBS,
         ),
         number(
             "Ranks overdue",
-            "Ranks that have been silent for longer than is usual for them. A rank whose usual "
-            "silence is not known yet is not counted.",
+            """Ranks that have been silent for longer than is usual for them. A rank whose usual
+            silence is not known yet is not counted.""",
             "sum(dshealthd_job_overdue_seconds{@jobs} > bool 0)",
             steps=((None, GREEN), (1, ORANGE)),
             unknown="unknown",
         ),
         number(
             "Ranks with non-finite loss",
-            "Ranks whose last known loss is NaN or infinite; ranks without a known loss are not "
-            "counted.",
+            """Ranks whose last known loss is NaN or infinite; ranks without a known loss are not
+            counted.""",
             "count(dshealthd_job_loss_finite{@jobs}) - sum(dshealthd_job_loss_finite{@jobs})",
             steps=ANY,
             unknown="unknown",
@@ -106,44 +104,33 @@ def _now(source: Source) -> list[dashboard.Panel]:
         number(
             "Ranks left out",
             "Ranks and runs that nodes do not export because they exceed the collectors' limits.",
-            "(sum(dshealthd_heartbeat_ranks_left_out{@fleet}) or vector(0)) + "
-            "sum(dshealthd_job_runs_left_out{@fleet})",
+            """(sum(dshealthd_heartbeat_ranks_left_out{@fleet}) or vector(0)) +
+            sum(dshealthd_job_runs_left_out{@fleet})""",
             steps=((None, GREEN), (1, ORANGE)),
             unknown="unknown",
         ),
-        alerts.firing(
-            source,
-            *ALERTS,
-            title="Firing alerts of jobs",
-            size=(12, 10),
-        ),
+        alerts.firing(source, *ALERTS, title="Firing alerts of jobs", size=(12, 10)),
         rows(
             "Jobs that send heartbeats",
             f"""Ranks, nodes and step of each job, and the longest silence of a rank; the {ROWS}
             jobs with the most ranks. “Median” is the median of the ranks' step times, “Slowest” the
             longest.""",
             [
-                Column(title="Job", label="training_job", link=job_link()),
-                Column(title="Ranks", expr=f"{heard} {shown}", width=70),
+                JOB_COLUMN,
+                Column("Ranks", expr=f"{heard} {shown}", width=70),
                 Column(
-                    title="Nodes",
-                    expr=(
-                        f"count by ({JOB}) (count by ({JOB}, node) "
-                        f"(dshealthd_job_step{{@jobs}})) {shown}"
-                    ),
+                    "Nodes",
+                    expr=f"""count by ({JOB}) (count by ({JOB}, node) (dshealthd_job_step{{@jobs}}))
+                    {shown}""",
                     width=70,
                 ),
-                Column(title="Step", expr=f"min by ({JOB}) (dshealthd_job_step{{@jobs}}) {shown}"),
+                Column("Step", expr=f"min by ({JOB}) (dshealthd_job_step{{@jobs}}) {shown}"),
+                Column("Median", expr=f"quantile by ({JOB}) (0.5, {times}) {shown}", unit="s"),
+                Column("Slowest", expr=f"max by ({JOB}) ({times}) {shown}", unit="s"),
                 Column(
-                    title="Median", expr=f"quantile by ({JOB}) (0.5, {times}) {shown}", unit="s"
-                ),
-                Column(title="Slowest", expr=f"max by ({JOB}) ({times}) {shown}", unit="s"),
-                Column(
-                    title="Silent for",
-                    expr=(
-                        f"time() - min by ({JOB}) "
-                        f"(dshealthd_job_heartbeat_timestamp_seconds{{@jobs}}) {shown}"
-                    ),
+                    "Silent for",
+                    expr=f"""time() - min by ({JOB})
+                    (dshealthd_job_heartbeat_timestamp_seconds{{@jobs}}) {shown}""",
                     unit="s",
                 ),
             ],
@@ -156,7 +143,7 @@ def _now(source: Source) -> list[dashboard.Panel]:
 
 def _environment() -> list[dashboard.Panel]:
     run = "cluster, training_job, run"
-    largest = f"topk({ROWS}, sum by ({run}) (dshealthd_job_ranks{{@jobs}}))"
+    largest = most("sum", run, "dshealthd_job_ranks{@jobs}")
     return [
         rows(
             "Environment problems",
@@ -164,15 +151,18 @@ def _environment() -> list[dashboard.Panel]:
             ranks; the number of affected ranks on the node, and the lowest of them. At most
             {ROWS}.""",
             [
-                Column(title="Job", label="training_job", link=job_link()),
-                Column(title="Node", label="node"),
-                Column(title="Lowest rank", label="rank", width=90),
-                Column(title="Variable", label="variable"),
-                Column(title="Problem", label="problem"),
+                JOB_COLUMN,
+                Column("Node", "node"),
+                Column("Lowest rank", "rank", width=90),
+                Column("Variable", "variable"),
+                Column("Problem", "problem"),
                 Column(
-                    title="Ranks",
-                    expr=f"""topk({ROWS}, max by (cluster, training_job, node, rank, variable,
-                        problem) (dshealthd_job_environment_problems{{@jobs}}))""",
+                    "Ranks",
+                    expr=most(
+                        "max",
+                        "cluster, training_job, node, rank, variable, problem",
+                        "dshealthd_job_environment_problems{@jobs}",
+                    ),
                     width=70,
                 ),
             ],
@@ -183,31 +173,25 @@ def _environment() -> list[dashboard.Panel]:
             f"""Ranks on all nodes that agree on their meeting point and world size; the world size;
             orphaned ranks, whose starting process is gone. At most {ROWS}.""",
             [
-                Column(title="Job", label="training_job", link=job_link()),
-                Column(title="Run", label="run"),
-                Column(title="Ranks", expr=largest, width=80),
+                JOB_COLUMN,
+                Column("Run", "run"),
+                Column("Ranks", expr=largest, width=80),
                 Column(
-                    title="Of",
-                    expr=(
-                        f"max by ({run}) (dshealthd_job_world_size{{@jobs}}) and on ({run}) "
-                        f"{largest}"
-                    ),
+                    "Of",
+                    expr=f"""max by ({run}) (dshealthd_job_world_size{{@jobs}}) and on ({run})
+                    {largest}""",
                     width=80,
                 ),
                 Column(
-                    title="Port",
-                    expr=(
-                        f"max by ({run}) (dshealthd_job_master_port{{@jobs}}) and on ({run}) "
-                        f"{largest}"
-                    ),
+                    "Port",
+                    expr=f"""max by ({run}) (dshealthd_job_master_port{{@jobs}}) and on ({run})
+                    {largest}""",
                     width=80,
                 ),
                 Column(
-                    title="Orphaned",
-                    expr=(
-                        f"sum by ({run}) (dshealthd_job_orphaned_ranks{{@jobs}}) and on ({run}) "
-                        f"{largest}"
-                    ),
+                    "Orphaned",
+                    expr=f"""sum by ({run}) (dshealthd_job_orphaned_ranks{{@jobs}}) and on ({run})
+                    {largest}""",
                     steps=((None, GREEN), (1, ORANGE)),
                     width=90,
                 ),

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grafana.board import NO_PROBES, Source, node_link, series_link
-from grafana.panels import GREEN, ORANGE, RED, YELLOW, graph, number
-from grafana.queries import ROWS, SERIES, worst
-from grafana.tables import Column, rows
+from grafana.board import NO_PROBES, Source
+from grafana.panels import GREEN, ORANGE, RED, YELLOW, graph, node_link, number
+from grafana.queries import ROWS, SERIES, worst_of
+from grafana.tables import NODE_COLUMN, Column, rows
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.models import dashboard
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def panels(source: Source) -> list[dashboard.Panel]:
     """Return the panels."""
+    clocks = 'dshealthd_probe_clock_offset_seconds{@nodes,statistic="median"}'
     bad = ((None, GREEN), (1, ORANGE))
     return [
         number(
@@ -35,8 +36,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "Member lists",
-            "Number of different member lists among the agents, by hash. Nodes with different "
-            "lists decline each other's rounds.",
+            """Number of different member lists among the agents, by hash. Nodes with different
+            lists decline each other's rounds.""",
             'count(count_values("hash", dshealthd_members_hash{@fleet}))',
             steps=((None, GREEN), (2, RED)),
             unknown=NO_PROBES,
@@ -44,8 +45,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         number(
             "Confirmations",
             "Extra rounds per hour to confirm or clear suspicions.",
-            "sum(increase(dshealthd_probe_confirmations_total{@nodes}[1h])) or 0 * "
-            "sum(dshealthd_probe_up{@nodes})",
+            """sum(increase(dshealthd_probe_confirmations_total{@nodes}[1h])) or 0 *
+            sum(dshealthd_probe_up{@nodes})""",
             unknown=NO_PROBES,
         ),
         number(
@@ -64,20 +65,18 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         rows(
             "Set up differently",
-            "Pairs of nodes that decline each other's rounds because their clocks, member lists, "
-            f"versions or addresses differ: at most {ROWS}.",
+            f"""Pairs of nodes that decline each other's rounds because their clocks, member lists,
+            versions or addresses differ: at most {ROWS}.""",
             [
-                Column(title="Node", label="node", link=node_link()),
-                Column(title="Peer", label="peer", link=node_link("${__data.fields.peer}")),
-                Column(title="Reason", label="reason"),
+                NODE_COLUMN,
+                Column("Peer", "peer", link=node_link("${__data.fields.peer}")),
+                Column("Reason", "reason"),
                 Column(
-                    title="",
-                    expr=(
-                        f"topk({ROWS}, max by (cluster, node, peer, reason) "
-                        f"(dshealthd_probe_peer_disagrees{{@nodes}}) == 1)"
-                    ),
+                    expr=f"""topk({ROWS}, max by (cluster, node, peer, reason)
+                    (dshealthd_probe_peer_disagrees{{@nodes}}) == 1)"""
                 ),
             ],
+            size=(12, 8),
         ),
         graph(
             "Clocks",
@@ -85,25 +84,22 @@ def panels(source: Source) -> list[dashboard.Panel]:
             its last peers, for the {SERIES} nodes that are furthest off. The alert fires at the
             threshold in either direction.""",
             (
-                worst(
-                    "max by (cluster, node) "
-                    '(dshealthd_probe_clock_offset_seconds{@nodes,statistic="median"})',
+                worst_of(
+                    f"max by (cluster, node) ({clocks})",
                     "cluster, node",
-                    "max by (cluster, node) "
-                    '(abs(dshealthd_probe_clock_offset_seconds{@nodes,statistic="median"}))',
+                    f"max by (cluster, node) (abs({clocks}))",
                 ),
                 "{{node}}",
             ),
             unit="s",
             steps=((source.limits["clock_offset_seconds"], YELLOW),),
             minimum=None,
-            link=series_link(),
             size=(6, 8),
         ),
         graph(
             "Echoes",
-            "Round trip of an echo between agents: the median of all nodes' medians, and the "
-            "slowest node's median.",
+            """Round trip of an echo between agents: the median of all nodes' medians, and the
+            slowest node's median.""",
             (
                 'quantile(0.5, dshealthd_probe_round_trip_seconds{@nodes,statistic="median"})',
                 "median",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from grafana import alerts, gpus, host
 from grafana.board import Board, Row, Source, choice, cluster, data_source, scrape_job
 from grafana.panels import GREEN, ORANGE, RED, number
-from grafana.queries import ROWS
+from grafana.queries import ROWS, most
 from grafana.tables import Column, rows
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def _overview(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "Score",
-            "The node's own score: median ratio of its timings to the baseline, over its last "
-            "peers. 1 is usual, 1.2 a fifth slower.",
+            """The node's own score: median ratio of its timings to the baseline, over its last
+            peers. 1 is usual, 1.2 a fifth slower.""",
             "max(dshealthd_probe_score_ratio{@node})",
             steps=((None, GREEN), (source.limits["fleet_score_ratio"], ORANGE)),
             unknown="no probes",
@@ -87,17 +87,20 @@ def _overview(source: Source) -> list[dashboard.Panel]:
         alerts.firing(source, '@alerts,node="$node"', size=(12, 8)),
         rows(
             "Suspects",
-            "What the probes suspect on this node or on a link to it, and the number of agents "
-            f"that report it: at most {ROWS}.",
+            f"""What the probes suspect on this node or on a link to it, and the number of agents
+            that report it: at most {ROWS}.""",
             [
-                Column(title="Kind", label="kind", width=70),
-                Column(title="Suspect", label="part"),
-                Column(title="Reason", label="reason"),
+                Column("Kind", "kind", width=70),
+                Column("Suspect", "part"),
+                Column("Reason", "reason"),
                 Column(
-                    title="Agents",
-                    expr=f"""topk({ROWS}, max by (kind, part, reason)
-                        (dshealthd:suspect:accusers{{@rules,node="$node"}} or
-                        dshealthd:suspect:accusers{{@rules,peer="$node"}}))""",
+                    "Agents",
+                    expr=most(
+                        "max",
+                        "kind, part, reason",
+                        """dshealthd:suspect:accusers{@rules,node="$node"} or
+                        dshealthd:suspect:accusers{@rules,peer="$node"}""",
+                    ),
                     steps=((1, ORANGE), (3, RED)),
                     width=90,
                 ),
@@ -108,12 +111,9 @@ def _overview(source: Source) -> list[dashboard.Panel]:
             "Failing sources",
             "Collectors whose source, or a part of it, cannot be read, and why.",
             [
-                Column(title="Collector", label="collector"),
-                Column(title="Reason", label="reason"),
-                Column(
-                    title="",
-                    expr="max by (collector, reason) (dshealthd_collector_failing{@node}) == 1",
-                ),
+                Column("Collector", "collector"),
+                Column("Reason", "reason"),
+                Column(expr="max by (collector, reason) (dshealthd_collector_failing{@node}) == 1"),
             ],
             size=(6, 8),
         ),

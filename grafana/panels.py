@@ -41,6 +41,8 @@ GREEN, YELLOW, ORANGE, RED, PURPLE, GRAY, BLUE = (
 UP: States = {1: ("yes", GREEN), 0: ("no", RED)}
 UNKNOWN = "unknown"
 """Shown instead of 0 if the value is not known."""
+KEPT = "${datasource:queryparam}&${cluster:queryparam}&${__url_time_range}"
+"""Query parameters that a link passes on to another dashboard."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,27 @@ class Link:
 
     title: str
     url: str
+
+
+def node_link(field: str = "${__data.fields.node}") -> Link:
+    """Return a link to the dashboard of the node that `field` names, by default that of a table's
+    row.
+    """
+    return Link(title="Node", url=f"/d/dshealthd-node/dshealthd-node?var-node={field}&{KEPT}")
+
+
+def _link_of(*legends: str) -> Link | None:
+    """Return the link of lines, bands or squares to the dashboard of the node that names them."""
+    named = any("{{node}}" in legend for legend in legends)
+    return node_link("${__field.labels.node}") if named else None
+
+
+def job_link() -> Link:
+    """Return a link from a table's row to the dashboard of its training job."""
+    return Link(
+        title="Job",
+        url=f"/d/dshealthd-jobs/dshealthd-jobs?var-training=${{__data.fields.training_job}}&{KEPT}",
+    )
 
 
 def number(
@@ -60,18 +83,16 @@ def number(
     steps: Steps = (),
     states: States | None = None,
     unknown: str = UNKNOWN,
-    link: Link | None = None,
-    size: tuple[int, int] = (4, 4),
 ) -> dashboard.Panel:
     """Return one large number with a color; it shows `unknown` if the query returns nothing."""
     return panel(
         "stat",
         title,
         description,
-        size,
+        (4, 4),
         targets=[target(expr, instant=True)],
         options=_stat_options(common.BigValueTextMode.AUTO),
-        field=_field(unit, steps or ((None, BLUE),), states, link, unknown=unknown),
+        field=_field(unit, steps or ((None, BLUE),), states, None, unknown=unknown),
     )
 
 
@@ -83,7 +104,6 @@ def squares(
     name: str,
     steps: Steps,
     states: States,
-    link: Link,
     size: tuple[int, int],
 ) -> dashboard.Panel:
     """Return a square for each result, in the query's order, with its `name` (a legend such as
@@ -98,7 +118,7 @@ def squares(
         size,
         targets=[target(expr, legend=name, instant=True)],
         options=options,
-        field=_field("none", steps, states, link),
+        field=_field("none", steps, states, _link_of(name)),
     )
 
 
@@ -106,13 +126,12 @@ def graph(
     title: str,
     description: str,
     *lines: tuple[str, str],
-    unit: str,
+    unit: str = "none",
     steps: Steps = (),
     limits: Sequence[str] = (),
     stacked: bool = False,
     minimum: float | None = 0,
     maximum: float | None = None,
-    link: Link | None = None,
     size: tuple[int, int] = (8, 8),
 ) -> dashboard.Panel:
     """Return lines over time; each of `lines` is an expression and a legend.
@@ -120,7 +139,7 @@ def graph(
     `steps` are drawn as dashed thresholds; series whose legend starts with one of `limits` are
     measured limits and are drawn dashed too.
     """
-    field = _field(unit, steps, None, link)
+    field = _field(unit, steps, None, _link_of(*(legend for _, legend in lines)))
     field.min_val, field.max_val = minimum, maximum
     field.color = dashboard.FieldColor(mode=dashboard.FieldColorModeId.PALETTE_CLASSIC_BY_NAME)
     field.custom = common.GraphFieldConfig(
@@ -164,11 +183,10 @@ def timeline(
     legend: str,
     states: States,
     *,
-    link: Link | None = None,
-    size: tuple[int, int] = (12, 8),
+    size: tuple[int, int] = (8, 8),
 ) -> dashboard.Panel:
     """Return a band over time for each result, colored by its state."""
-    field = _field("none", ((None, GRAY),), states, link)
+    field = _field("none", ((None, GRAY),), states, _link_of(legend))
     field.custom = statetimeline.FieldConfig(line_width=0, fill_opacity=80)
     return panel(
         "state-timeline",

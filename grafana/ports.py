@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from grafana.board import Source
 from grafana.panels import GREEN, ORANGE, RED, graph, timeline
 from grafana.queries import SERIES, worst
 
@@ -24,22 +25,18 @@ def panels(source: Source) -> list[dashboard.Panel]:
     return [
         timeline(
             "InfiniBand and RoCE ports",
-            "Ports that are active with their link up. A port whose device has disappeared "
-            "counts as down.",
+            """Ports that are active with their link up. A port whose device has disappeared counts
+            as down.""",
             "max by (device, port) (dshealthd_infiniband_port_up{@node})",
             PORT,
             {1: ("up", GREEN), 0: ("down", RED)},
-            size=(8, 8),
         ),
         graph(
             "InfiniBand traffic",
             "Data sent by each port, and the port's rate.",
             (
-                (
-                    "max by (device, port) "
-                    "(rate("
-                    "dshealthd_infiniband_port_transmit_bytes_total{@node}[$__rate_interval]))"
-                ),
+                """max by (device, port)
+                (rate(dshealthd_infiniband_port_transmit_bytes_total{@node}[$__rate_interval]))""",
                 PORT,
             ),
             ("max(dshealthd_infiniband_port_rate_bytes_per_second{@node})", "limit"),
@@ -52,42 +49,36 @@ def panels(source: Source) -> list[dashboard.Panel]:
             each kind. Kinds that end with flush_error also grow when a job ends.""",
             (
                 worst(
-                    "max by (device, port, type) (60 * "
-                    "rate(dshealthd_infiniband_port_errors_total{@node}[$__rate_interval]))",
+                    "max",
                     "device, port, type",
+                    "60 * rate(dshealthd_infiniband_port_errors_total{@node}[$__rate_interval])",
                 ),
                 "{{device}} {{type}}",
             ),
-            unit="none",
         ),
         graph(
             "Waiting to send, congestion",
-            "Congestion notifications per second, and ticks per second in which ports waited for "
-            "credits, in the adapter's own unit.",
+            """Congestion notifications per second, and ticks per second in which ports waited for
+            credits, in the adapter's own unit.""",
             (
-                (
-                    "sum by (device, type) "
-                    "(rate(dshealthd_infiniband_port_congestion_total{@node}[$__rate_interval]))"
-                ),
+                """sum by (device, type)
+                (rate(dshealthd_infiniband_port_congestion_total{@node}[$__rate_interval]))""",
                 "{{device}} {{type}}",
             ),
             (
-                (
-                    "sum by (device) "
-                    "(rate(dshealthd_infiniband_port_transmit_wait_total{@node}[$__rate_interval]))"
-                ),
+                """sum by (device)
+                (rate(dshealthd_infiniband_port_transmit_wait_total{@node}[$__rate_interval]))""",
                 "{{device}} wait",
             ),
-            unit="none",
         ),
         graph(
             "Network traffic",
             f"Bytes sent by each interface, without RDMA: the {SERIES} that send most now.",
             (
                 worst(
-                    "max by (device) "
-                    "(rate(dshealthd_network_transmit_bytes_total{@node}[$__rate_interval]))",
+                    "max",
                     "device",
+                    "rate(dshealthd_network_transmit_bytes_total{@node}[$__rate_interval])",
                 ),
                 "{{device}}",
             ),
@@ -99,9 +90,9 @@ def panels(source: Source) -> list[dashboard.Panel]:
             *(
                 (
                     worst(
-                        "max by (device) "
-                        f"(rate(dshealthd_network_{kind}_total{{@node}}[$__rate_interval]))",
+                        "max",
                         "device",
+                        f"rate(dshealthd_network_{kind}_total{{@node}}[$__rate_interval])",
                     ),
                     f"{{{{device}}}} {kind.replace('_', ' ')}",
                 )
@@ -121,8 +112,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Clock",
-            "Seconds by which peers' clocks are ahead of this node's, from probes, and the "
-            "kernel's own bound of the clock error.",
+            """Seconds by which peers' clocks are ahead of this node's, from probes, and the
+            kernel's own bound of the clock error.""",
             ('max(dshealthd_probe_clock_offset_seconds{@node,statistic="median"})', "peers ahead"),
             ("max(dshealthd_clock_maximum_error_seconds{@node})", "largest error"),
             unit="s",

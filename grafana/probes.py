@@ -8,32 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grafana import fabric, membership
-from grafana.board import (
-    NO_PROBES,
-    Board,
-    Row,
-    Source,
-    choice,
-    cluster,
-    data_source,
-    node_link,
-    scrape_job,
-    series_link,
-)
+from grafana.board import NO_PROBES, Board, Row, Source, choice, cluster, data_source, scrape_job
 from grafana.panels import GREEN, ORANGE, RED, graph, timeline
 from grafana.queries import ROWS, SERIES, worst
-from grafana.tables import Column, rows
+from grafana.tables import NODE_COLUMN, Column, rows
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.models import dashboard
 
 BUCKETS = "rate(dshealthd_probe_duration_seconds_bucket{@nodes}[$__rate_interval])"
+FAILED = '@nodes,outcome!~"ok|declined"'
 CLASS = "cluster, model, kind, backend, op, size"
 """Labels within which bandwidths are comparable."""
-BANDWIDTH = (
-    "dshealthd_probe_bus_bandwidth_bytes_per_second{@nodes} * on (instance) group_left "
-    "(model) dshealthd:node:class{@rules}"
-)
+BANDWIDTH = """dshealthd_probe_bus_bandwidth_bytes_per_second{@nodes} * on (instance) group_left
+(model) dshealthd:node:class{@rules}"""
 MEDIAN = "dshealthd:fleet:probe_bus_bandwidth_bytes_per_second:median{@rules}"
 RATIO = 'dshealthd:node:probe_bus_bandwidth:ratio{@rules,node=~"$node"}'
 
@@ -43,10 +31,8 @@ def board(source: Source) -> Board:
     return Board(
         uid="dshealthd-probes",
         title="dshealthd / Probes and fabric",
-        description=(
-            "What nodes find when they probe each other, and the errors on links between GPUs and "
-            "between nodes."
-        ),
+        description="""What nodes find when they probe each other, and the errors on links between
+        GPUs and between nodes.""",
         variables=[
             data_source(),
             cluster(),
@@ -76,18 +62,11 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
             f"""The {SERIES} slowest nodes at the end of the time shown, by their own scores: the
             median ratio of their timings to a baseline of days for the same pairs of nodes. 1 is
             usual. Dashed: where an alert fires if the fleet's median reaches it.""",
-            (
-                worst(
-                    "max by (cluster, node) (dshealthd_probe_score_ratio{@nodes})", "cluster, node"
-                ),
-                "{{node}}",
-            ),
+            (worst("max", "cluster, node", "dshealthd_probe_score_ratio{@nodes}"), "{{node}}"),
             ("quantile(0.5, dshealthd_probe_score_ratio{@fleet})", "median of all"),
-            unit="none",
             steps=((limits["fleet_score_ratio"], ORANGE),),
             limits=["median of all"],
             minimum=None,
-            link=series_link(),
             size=(12, 9),
         ),
         rows(
@@ -96,19 +75,19 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
             median of all nodes with the same operation, size, backend and GPU model: the {ROWS}
             lowest shares.""",
             [
-                Column(title="Node", label="node", link=node_link()),
-                Column(title="Model", label="model"),
-                Column(title="Kind", label="kind", width=80),
-                Column(title="Operation", label="op"),
-                Column(title="Backend", label="backend", width=80),
-                Column(title="Payload, bytes", label="size"),
+                NODE_COLUMN,
+                Column("Model", "model"),
+                Column("Kind", "kind", width=80),
+                Column("Operation", "op"),
+                Column("Backend", "backend", width=80),
+                Column("Payload, bytes", "size"),
                 Column(
-                    title="Bus bandwidth",
+                    "Bus bandwidth",
                     expr=f"max by (node, {CLASS}) ({BANDWIDTH}) and on (node, {CLASS}) {lowest}",
                     unit="Bps",
                 ),
                 Column(
-                    title="Of the median",
+                    "Of the median",
                     expr=lowest,
                     unit="percentunit",
                     decimals=0,
@@ -121,32 +100,28 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Bus bandwidth: median of the nodes",
-            "The median of all nodes by operation, payload size, backend and GPU model: at "
-            f"most {SERIES} classes.",
-            (
-                worst(f"max by ({CLASS}) ({MEDIAN})", CLASS),
-                "{{kind}} {{op}} {{size}} {{backend}} {{model}}",
-            ),
+            f"""The median of all nodes by operation, payload size, backend and GPU model: at most
+            {SERIES} classes.""",
+            (worst("max", CLASS, MEDIAN), "{{kind}} {{op}} {{size}} {{backend}} {{model}}"),
             unit="Bps",
         ),
         graph(
             "Bus bandwidth: slowest nodes",
             f"""Each node's bandwidth as a share of that median, in its worst class: the {SERIES}
             lowest. The dashed line is the alert's threshold.""",
-            (worst(f"min by (cluster, node) ({RATIO})", "cluster, node", lowest=True), "{{node}}"),
+            (worst("min", "cluster, node", RATIO, lowest=True), "{{node}}"),
             unit="percentunit",
             steps=((None, RED), (limits["bus_bandwidth_ratio"], GREEN)),
-            link=series_link(),
         ),
         graph(
             "Time of an operation",
-            f"Median over all nodes of an operation's median time: the {SERIES} slowest classes. "
-            "Small payloads show latency.",
+            f"""Median over all nodes of an operation's median time: the {SERIES} slowest classes.
+            Small payloads show latency.""",
             (
                 worst(
-                    "quantile by (cluster, kind, backend, op, size) (0.5, "
-                    "dshealthd_probe_operation_seconds{@nodes})",
+                    "quantile",
                     "cluster, kind, backend, op, size",
+                    "0.5, dshealthd_probe_operation_seconds{@nodes}",
                 ),
                 "{{kind}} {{op}} {{size}} {{backend}}",
             ),
@@ -163,68 +138,55 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
             """Rounds per minute, counted by every node that takes part. Declined rounds are normal:
             a GPU was busy, or a node was being drained.""",
             (
-                (
-                    "sum by (outcome) (60 * "
-                    "rate(dshealthd_probe_rounds_total{@nodes}[$__rate_interval]))"
-                ),
+                """sum by (outcome) (60 *
+                rate(dshealthd_probe_rounds_total{@nodes}[$__rate_interval]))""",
                 "{{outcome}}",
             ),
-            unit="none",
             stacked=True,
         ),
         graph(
             "Rounds by kind",
-            "Rounds per minute by kind. Light rounds are echoes between agents, run if GPUs are "
-            "busy or there is no torch.",
+            """Rounds per minute by kind. Light rounds are echoes between agents, run if GPUs are
+            busy or there is no torch.""",
             (
                 "sum by (kind) (60 * rate(dshealthd_probe_rounds_total{@nodes}[$__rate_interval]))",
                 "{{kind}}",
             ),
-            unit="none",
             stacked=True,
         ),
         graph(
             "Why rounds did not use GPUs",
-            "Rounds per minute that should have used the GPUs and did not, by reason: the "
-            f"{SERIES} "
-            "most frequent.",
+            f"""Rounds per minute that should have used the GPUs and did not, by reason: the
+            {SERIES} most frequent.""",
             (
                 worst(
-                    "sum by (reason) (60 * "
-                    "rate(dshealthd_probe_skips_total{@nodes}[$__rate_interval]))",
+                    "sum",
                     "reason",
+                    "60 * rate(dshealthd_probe_skips_total{@nodes}[$__rate_interval])",
                 ),
                 "{{reason}}",
             ),
-            unit="none",
             stacked=True,
         ),
         graph(
             "Failed rounds",
-            (
-                f"Rounds per minute that neither succeeded nor were declined: the {SERIES} nodes "
-                "with most."
-            ),
+            f"""Rounds per minute that neither succeeded nor were declined: the {SERIES} nodes with
+            most.""",
             (
                 worst(
-                    "sum by (cluster, node) (60 * "
-                    'rate(dshealthd_probe_rounds_total{@nodes,outcome!~"ok|'
-                    'declined"}[$__rate_interval]))',
+                    "sum",
                     "cluster, node",
+                    f"60 * rate(dshealthd_probe_rounds_total{{{FAILED}}}[$__rate_interval])",
                 ),
                 "{{node}}",
             ),
-            unit="none",
-            link=series_link(),
         ),
         graph(
             "Duration of a round",
             "Time from the invitation to the conclusion: median and 95th percentile, by kind.",
             *(
                 (
-                    f"""histogram_quantile({quantile},
-                        sum by (le, kind)
-                        ({BUCKETS}))""",
+                    f"histogram_quantile({quantile}, sum by (le, kind) ({BUCKETS}))",
                     f"{{{{kind}}}} {name}",
                 )
                 for quantile, name in ((0.5, "median"), (0.95, "p95"))
@@ -233,8 +195,8 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Cost",
-            "Share of one GPU's time that the probes' collectives keep it busy: the mean of all "
-            "nodes, and the node with most.",
+            """Share of one GPU's time that the probes' collectives keep it busy: the mean of all
+            nodes, and the node with most.""",
             ("avg(rate(dshealthd_probe_gpu_seconds_total{@nodes}[$__rate_interval]))", "mean"),
             ("max(rate(dshealthd_probe_gpu_seconds_total{@nodes}[$__rate_interval]))", "most"),
             unit="percentunit",
@@ -243,9 +205,9 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
             "Longest without a round",
             f"The {SERIES} nodes with the longest time since their last round of any kind.",
             [
-                Column(title="Node", label="node", link=node_link()),
+                NODE_COLUMN,
                 Column(
-                    title="Ago",
+                    "Ago",
                     expr=f"topk({SERIES}, {late})",
                     unit="s",
                     steps=((None, GREEN), (source.limits["probe_silent_seconds"], ORANGE)),
@@ -253,16 +215,16 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
             ],
             sort=("Ago", True),
             unknown=NO_PROBES,
+            size=(12, 8),
         ),
         timeline(
             "Suspects",
             f"The {SERIES} suspects that the most agents report at the end of the time shown.",
             worst(
-                "max by (cluster, kind, part, reason) (dshealthd:suspect:accusers{@rules} > "
-                "bool 0)",
-                "cluster, kind, part, reason",
+                "max", "cluster, kind, part, reason", "dshealthd:suspect:accusers{@rules} > bool 0"
             ),
             "{{part}} {{reason}}",
             {1: ("suspect", ORANGE)},
+            size=(12, 8),
         ),
     ]

@@ -36,20 +36,38 @@ def promql(text: str) -> str:
     return _SCOPE.sub(lambda match: SCOPES[match[0]], " ".join(text.split()))
 
 
-def worst(
-    expression: str, labels: str, by: str = "", *, lowest: bool = False, limit: int = SERIES
-) -> str:
-    """Return an expression for a graph with the same `limit` series at most over its whole time,
+def by(function: str, labels: str, expression: str) -> str:
+    """Return an aggregation of an expression, with one series for each value of `labels`."""
+    return f"{function} by ({labels}) ({expression})"
+
+
+def most(function: str, labels: str, expression: str, *, limit: int = ROWS) -> str:
+    """Return an expression for a table with the `limit` highest series of an aggregation."""
+    return f"topk({limit}, {by(function, labels, expression)})"
+
+
+def least(function: str, labels: str, expression: str) -> str:
+    """Return an expression for a table with the lowest series of an aggregation."""
+    return f"bottomk({ROWS}, {by(function, labels, expression)})"
+
+
+def worst(function: str, labels: str, expression: str, *, lowest: bool = False) -> str:
+    """Return `worst_of` an aggregation."""
+    return worst_of(by(function, labels, expression), labels, lowest=lowest)
+
+
+def worst_of(expression: str, labels: str, rank: str = "", *, lowest: bool = False) -> str:
+    """Return an expression for a graph with the same SERIES series at most over its whole time,
     rather than different ones at each step.
 
     `expression` has one series for each value of `labels`. The series shown are those with the
-    highest, or lowest, value of `by` (by default the expression itself) in the last quarter of an
+    highest, or lowest, value of `rank` (by default the expression itself) in the last quarter of an
     hour shown: over the whole time, a long graph of a large fleet would read too much.
     """
     over, top = ("min_over_time", "bottomk") if lowest else ("max_over_time", "topk")
     return (
-        f"({expression}) and on ({labels}) {top}({limit}, "
-        f"{over}(({by or expression})[15m:1m] @ end()))"
+        f"({expression}) and on ({labels}) {top}({SERIES}, "
+        f"{over}(({rank or expression})[15m:1m] @ end()))"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 from grafana_foundation_sdk.models import common, dashboard, table
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Column:
     """A column of a table: a label of the rows or, with `expr`, the value of a query that has one
     result per row.
     """
 
-    title: str
+    title: str = ""
     """Heading; if empty, the value is not shown and only makes the row appear."""
     label: str = ""
+    _: KW_ONLY
     expr: str = ""
     unit: str = "none"
     decimals: int | None = None
@@ -31,6 +32,10 @@ class Column:
     states: States | None = None
     link: Link | None = None
     width: int | None = None
+
+
+NODE_COLUMN = Column("Node", "node", link=panels.node_link())
+JOB_COLUMN = Column("Job", "training_job", link=panels.job_link())
 
 
 def rows(
@@ -41,7 +46,7 @@ def rows(
     sort: tuple[str, bool] | None = None,
     matrix: tuple[str, str] | None = None,
     unknown: str = "none",
-    size: tuple[int, int] = (12, 8),
+    size: tuple[int, int] = (8, 8),
 ) -> dashboard.Panel:
     """Return a table; `sort` is a column's title and whether it descends, `unknown` the text of a
     cell without a value.

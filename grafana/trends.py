@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grafana.board import node_link
+from grafana.board import Source
 from grafana.panels import BLUE, ORANGE, RED, graph, number
-from grafana.queries import ROWS
-from grafana.tables import Column, rows
+from grafana.queries import ROWS, least
+from grafana.tables import NODE_COLUMN, Column, rows
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.models import dashboard
@@ -25,20 +25,16 @@ def panels(source: Source) -> list[dashboard.Panel]:
             "Alerts",
             "Firing alerts by severity.",
             (
-                (
-                    "count by (severity) "
-                    '(ALERTS{@alerts,alertstate="firing",severity=~"critical|warning"})'
-                ),
+                """count by (severity)
+                (ALERTS{@alerts,alertstate="firing",severity=~"critical|warning"})""",
                 "{{severity}}",
             ),
-            unit="none",
         ),
         graph(
             "Nodes answering",
             "Nodes whose agent answers, against all targets of the scrape job.",
             ("sum(up{@fleet})", "answering"),
             ("count(up{@fleet})", "targets"),
-            unit="none",
             limits=["targets"],
         ),
         graph(
@@ -46,7 +42,6 @@ def panels(source: Source) -> list[dashboard.Panel]:
             "GPUs that can be read through the driver, against those on the PCI bus.",
             ("sum(dshealthd_node_gpus_up{@fleet})", "readable"),
             ("sum(dshealthd_gpus_expected{@fleet})", "on the bus"),
-            unit="none",
             limits=["on the bus"],
         ),
         graph(
@@ -88,10 +83,9 @@ def reliability() -> list[dashboard.Panel]:
     """Return the panels that show how often nodes fail, and what costs time."""
     failures = "dshealthd_record_hardware_incidents{@fleet}"
     counted = """A failure is a finding that a part of the node itself causes (not a cable, a
-        switch, heat, software or a job), at least a day after its last failure, outside
-        maintenance, since the node's last repair; each node counts its own over
-        30 days. It is too long while the nodes' records are younger. Without any failure: the time
-        that it exceeds."""
+    switch, heat, software or a job), at least a day after its last failure, outside maintenance,
+    since the node's last repair; each node counts its own over 30 days. It is too long while the
+    nodes' records are younger. Without any failure: the time that it exceeds."""
     critical = 'dshealthd_finding{@fleet,severity="critical"}'
     having = f"count by (finding) (group by (cluster, node, finding) ({critical}))"
     silent = "label_replace(count(up{@fleet} == 0), 'finding', 'agent not answering', '', '')"
@@ -117,18 +111,17 @@ def reliability() -> list[dashboard.Panel]:
             findings counts for both. At most {ROWS}. What the time of trainings went to, and so
             their goodput, is on the dashboard *Jobs*.""",
             [
-                Column(title="Cause", label="finding"),
+                Column("Cause", "finding"),
                 Column(
-                    title="Share",
+                    "Share",
                     expr=f"""topk({ROWS}, sum_over_time(({having} or {silent})[$__range:5m]) / on ()
-                        group_left () sum_over_time((count(up{{@fleet}}))[$__range:5m]))""",
+                    group_left () sum_over_time((count(up{{@fleet}}))[$__range:5m]))""",
                     unit="percentunit",
                     decimals=2,
                     width=90,
                 ),
             ],
             sort=("Share", True),
-            size=(8, 8),
         ),
     ]
 
@@ -141,56 +134,51 @@ def differences() -> list[dashboard.Panel]:
             f"""Nodes whose versions or settings differ from those of more than half of the nodes
             with the same GPUs: at most {ROWS}.""",
             [
-                Column(title="Node", label="node", link=node_link()),
-                Column(title="What", label="software"),
-                Column(title="Environment", label="environment"),
+                NODE_COLUMN,
+                Column("What", "software"),
+                Column("Environment", "environment"),
                 Column(
-                    title="",
-                    expr=(
-                        f"topk({ROWS}, max by (cluster, node, software, environment) "
-                        f"(dshealthd:node:drift{{@rules}}) == 1)"
-                    ),
+                    expr=f"""topk({ROWS}, max by (cluster, node, software, environment)
+                    (dshealthd:node:drift{{@rules}}) == 1)"""
                 ),
             ],
-            size=(8, 8),
         ),
         rows(
             "Versions in use",
             f"""Number of nodes with each version of a component; check the rare ones. At most
             {ROWS}.""",
             [
-                Column(title="Component", label="component"),
-                Column(title="Version", label="version"),
+                Column("Component", "component"),
+                Column("Version", "version"),
                 Column(
-                    title="Nodes",
-                    expr=f"""bottomk({ROWS}, count by (component, version) (count by (cluster, node,
-                        component, version)
-                        (dshealthd_software_info{{@fleet,environment="",training_job=""}})))""",
+                    "Nodes",
+                    expr=least(
+                        "count",
+                        "component, version",
+                        """count by (cluster, node, component, version)
+                        (dshealthd_software_info{@fleet,environment="",training_job=""})""",
+                    ),
                     width=80,
                 ),
             ],
             sort=("Nodes", False),
-            size=(8, 8),
         ),
         rows(
             "GPU models and drivers",
-            (
-                f"Number of nodes with each model of GPU, and with each driver; at most {ROWS} of "
-                "each."
-            ),
+            f"""Number of nodes with each model of GPU, and with each driver; at most {ROWS} of
+            each.""",
             [
-                Column(title="GPU", label="model"),
-                Column(title="Driver", label="driver"),
+                Column("GPU", "model"),
+                Column("Driver", "driver"),
                 Column(
-                    title="Nodes",
+                    "Nodes",
                     expr=f"""topk({ROWS}, count by (model)
-                        (dshealthd_node_class_info{{@fleet,model!="none"}})) or topk({ROWS}, count
-                        by (driver) (dshealthd_gpu_driver_info{{@fleet}}))""",
+                    (dshealthd_node_class_info{{@fleet,model!="none"}})) or topk({ROWS}, count by
+                    (driver) (dshealthd_gpu_driver_info{{@fleet}}))""",
                     width=90,
                     steps=((None, BLUE),),
                 ),
             ],
             sort=("Nodes", True),
-            size=(8, 8),
         ),
     ]

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grafana.board import Source, node_link
 from grafana.panels import GREEN, ORANGE, RED
-from grafana.queries import ROWS, SERIES
-from grafana.tables import Column, rows
+from grafana.queries import ROWS, SERIES, most
+from grafana.tables import NODE_COLUMN, Column, rows
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.models import dashboard
+
+    from grafana.board import Source
 
 
 def panels(source: Source) -> list[dashboard.Panel]:
@@ -26,12 +27,15 @@ def panels(source: Source) -> list[dashboard.Panel]:
             f"""How many nodes have each finding now: at most {ROWS} kinds. What many have at once
             has one cause, such as a storage server, a driver release or the room.""",
             [
-                Column(title="Finding", label="finding"),
-                Column(title="Severity", label="severity", width=90),
+                Column("Finding", "finding"),
+                Column("Severity", "severity", width=90),
                 Column(
-                    title="Nodes",
-                    expr=f"""topk({ROWS}, count by (finding, severity)
-                        (group by (cluster, node, finding, severity) ({found})))""",
+                    "Nodes",
+                    expr=most(
+                        "count",
+                        "finding, severity",
+                        f"group by (cluster, node, finding, severity) ({found})",
+                    ),
                     width=80,
                     steps=((1, ORANGE),),
                 ),
@@ -44,20 +48,22 @@ def panels(source: Source) -> list[dashboard.Panel]:
             f"""Leaf switches by the number of their nodes that have a finding, and the share of
             their nodes: at most {SERIES}, if targets have the label `leaf`.""",
             [
-                Column(title="Leaf", label="leaf"),
+                Column("Leaf", "leaf"),
                 Column(
-                    title="Nodes",
-                    expr=(
-                        f"topk({SERIES}, count by (cluster, leaf) (group by (cluster, leaf, "
-                        f"node) ({of_leaves})))"
+                    "Nodes",
+                    expr=most(
+                        "count",
+                        "cluster, leaf",
+                        f"group by (cluster, leaf, node) ({of_leaves})",
+                        limit=SERIES,
                     ),
                     width=80,
                     steps=((1, ORANGE),),
                 ),
                 Column(
-                    title="Share",
+                    "Share",
                     expr=f"""topk({SERIES}, count by (cluster, leaf) (group by (cluster, leaf, node)
-                        ({of_leaves})) / count by (cluster, leaf) (up{{@fleet,leaf!=""}}))""",
+                    ({of_leaves})) / count by (cluster, leaf) (up{{@fleet,leaf!=""}}))""",
                     unit="percentunit",
                     steps=((None, GREEN), (0.5, RED)),
                 ),
@@ -70,12 +76,14 @@ def panels(source: Source) -> list[dashboard.Panel]:
             f"""The {SERIES} nodes with the hottest GPU cores. Colors are the limits for GPUs that
             report none of their own; the dashboard of the node has each GPU with its own.""",
             [
-                Column(title="Node", label="node", link=node_link()),
+                NODE_COLUMN,
                 Column(
-                    title="Core",
-                    expr=(
-                        f"topk({SERIES}, max by (cluster, node) "
-                        f"(dshealthd_node_gpu_temperature_celsius{{@fleet}}))"
+                    "Core",
+                    expr=most(
+                        "max",
+                        "cluster, node",
+                        "dshealthd_node_gpu_temperature_celsius{@fleet}",
+                        limit=SERIES,
                     ),
                     unit="celsius",
                     steps=(

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -152,34 +152,64 @@ def texts(folder: str) -> dict[Path, str]:
     }
 
 
+def importing(folder: str, imports: Iterable[re.Pattern[str]]) -> dict[Path, str]:
+    """Return the modules of a folder that import one of some modules."""
+    wanted = [*imports]
+    found = texts(folder).items()
+    return {file: text for file, text in found if any(one.search(text) for one in wanted)}
+
+
+def naming_tests(path: str, text: str, piece: str) -> list[str]:
+    """Return the tests of a file that name a piece."""
+    named = re.compile(rf"\b{re.escape(piece)}\b")
+    return [
+        f"{path}::{one.name}"
+        for one in ast.parse(text).body
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+        and one.name.startswith("test_")
+        and named.search(ast.unparse(one))
+    ]
+
+
 def nearest(mutation: Mutation) -> list[list[str]]:
-    """Return the files of tests for a module, for those that import it, and its folder's: those
-    that name the piece first. With the first, the scenes of the findings that the piece yields.
+    """Return the files of tests of a module, those that import it, of those that import it, that
+    import one of these, and of its folder: in this order, and those that name the piece first. The
+    first takes at most twice the budget, unless it is the module's own; of those that take more
+    than what is left, tests that name the piece. With the first, the scenes of the findings that
+    the piece yields.
     """
-    file, seconds, found = mutation.file, recorded(TABLE), []
-    place, imports = file.parts[1:-1], naming(mutation.file)
+    file, seconds = mutation.file, recorded(TABLE)
+    found: list[tuple[list[bool], int, str, str]] = []
+    place, own = file.parts[1:-1], naming(mutation.file)
     users = {
-        (*user.parts[1:-1], f"test_{user.stem}")
-        for user, text in texts("dshealthd").items()
-        if imports.search(text)
+        (*folders, f"test_{user.stem}")
+        for user in importing("dshealthd", [own])
+        for folders in (user.parts[1:-1], user.parts[1:-2])
     }
+    direct = importing("tests", [own])
+    hops = [*direct, *importing("dshealthd", [own])]
+    indirect = importing("tests", [naming(hop) for hop in hops if "test_" not in hop.name])
     for path, text in texts("tests").items():
         folders = path.parts[1:-1]
         if SLOW & {*folders} or not path.name.startswith("test_"):
             continue
+        is_own = folders in {place, place[:-1]} and path.stem == f"test_{file.stem}"
         is_near = bool(folders) and folders in {place, place[:-1]}
-        is_own, uses = is_near and path.stem == f"test_{file.stem}", bool(imports.search(text))
-        is_of_user = (*folders, path.stem) in users
-        if uses or is_near or is_of_user:
+        uses = path in direct, (*folders, path.stem) in users, path in indirect
+        if is_own or any(uses) or is_near:
             is_named = re.search(rf"\b{re.escape(mutation.scope)}\b", text)
-            taken = seconds.get(str(path), UNRECORDED)
-            order = not is_own, not (uses or is_of_user), not is_named
-            found.append((*order, taken, str(path)))
-    kept, left = [], BUDGET
-    for is_other, *_, taken, test in sorted(found):
-        if taken <= left or not is_other:
-            kept.append(test)
+            order = [not one for one in (is_own, *uses, is_named)]
+            found.append((order, seconds.get(str(path), UNRECORDED), str(path), text))
+    kept: list[str] = []
+    larger: list[str] = []
+    left = BUDGET
+    for (is_other, *_), taken, name, text in sorted(found):
+        if taken <= (left if kept else 2 * BUDGET) or not is_other:
+            kept.append(name)
             left -= taken
+        else:
+            larger += naming_tests(name, text, mutation.scope)
+    kept += larger[: max(left // UNRECORDED, not kept)]
     # The first alone: it notices most, and takes a fraction of the time to begin.
     return [run for run in (kept[:1], *scenes(mutation), kept[1:]) if run]
 

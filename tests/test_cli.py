@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd import __version__
-from dshealthd.cli import commands
+from dshealthd.cli import commands, warnings
 from dshealthd.cli import main as cli
 from dshealthd.cli.arguments import Command
 from dshealthd.config import config, registry
@@ -150,6 +150,17 @@ def test_a_reader_that_has_seen_enough() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_another_pipe_that_breaks_surfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where somebody still reads the output, it is a defect."""
+
+    def fails(_words: list[str]) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(commands, "main", fails)
+    with pytest.raises(BrokenPipeError):
+        cli.main(["status"])
+
+
 @pytest.mark.parametrize(
     ("command", "code"), [("status", 3), ("jobs", 3), ("check-config", 2), ("metrics", 2)]
 )
@@ -213,3 +224,15 @@ def test_check_config_warns_of_what_is_missing(tmp_path: Path) -> None:
             "is drained for it"
         ),
     ]
+
+
+@pytest.mark.parametrize("executable", [False, True])
+def test_an_interpreter_that_cannot_be_run_is_warned_of(
+    tmp_path: Path, *, executable: bool
+) -> None:
+    """The probes' workers would not start."""
+    python = tmp_path / "python"
+    python.touch(0o755 if executable else 0o644)
+    loaded = config.load(None, {"probe": {"python": str(python)}})
+    expected = [] if executable else [f"probe.python: {python} is not executable"]
+    assert [*warnings.of(loaded)] == expected

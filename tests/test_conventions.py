@@ -9,8 +9,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -20,6 +21,7 @@ from dshealthd.core.collector import Worker
 from tests.house import seams
 from tests.web.certificates import authority
 
+T = TypeVar("T")
 SOURCE = Path(dshealthd.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 COMMANDS = ("doctor/", "explain/", "cli/free_port.py", "slurm/", "status/")
@@ -32,31 +34,86 @@ BROAD = {
     "doctor/job/sources/inspect_deepspeed.py": "DeepSpeed raises what it likes, and runs apart",
 }
 """The only modules that catch every exception and go on."""
-THREADS = {"Thread", "Timer", "ThreadPoolExecutor", "to_thread", "run_in_executor"} | {
-    f"loop.{name}" for name in ("getaddrinfo", "getnameinfo")
+AGENT = re.compile(rf"(?!{'|'.join(COMMANDS)})")
+ONE_WAY: dict[str, tuple[set[str], re.Pattern[str], dict[str, str]]] = {
+    # Nothing waits in threads of the loop's own executor, which would keep the agent from ending.
+    "a thread is started by core/background.py": (
+        {"Thread", "Timer", "ThreadPoolExecutor", "to_thread", "run_in_executor"}
+        | {"loop.getaddrinfo", "loop.getnameinfo"},
+        AGENT,
+        {
+            "core/background.py": "itself",
+            "jobs/launches/breakpoints.py": "in a process of its own, which waits for it",
+            "nvrx/server.py": "gRPC's own, in a process of its own",
+            "probe/workers/worker.py": "a process of the training environment",
+        },
+    ),
+    # What systemd gives to the agent alone does not reach a child: one place scrubs it.
+    "a child is started by core/child.py": (
+        {"Popen", "create_subprocess_exec", "create_subprocess_shell", "posix_spawn", "execv"},
+        AGENT,
+        {
+            "core/child.py": "itself",
+            "core/state_file.py": "with an empty environment, from a thread",
+            "evidence/stacks.py": "py-spy, from the collecting process",
+            "probe/workers/launch.py": "a process of its own, which becomes a checked interpreter",
+            "probe/workers/worker.py": "a process of the training environment",
+        },
+    ),
+    # Nobody is blamed for the time in which the agent was stopped, or the machine suspended: an
+    # answer that had arrived counts, whichever of both asyncio sees first.
+    "a deadline is one of core/timing.py": (
+        {"asyncio.timeout", "asyncio.timeout_at", "asyncio.wait_for"},
+        AGENT,
+        {
+            "core/timing.py": "itself",
+            "http/connection_limiter.py": "waits for our own connections",
+            "probe/service.py": "a pause that something may end early",
+            "probe/slots.py": "a pause that something may end early",
+            "probe/workers/session.py": "its end is moved while a stage makes progress",
+        },
+    ),
+    # What somebody names is opened only if it is a regular file: a FIFO would hang the reader.
+    "a named file is read by read_named of core/host.py": (
+        {"read_text"},
+        re.compile(""),
+        {
+            "doctor/job/context.py": "calls that of source.py",
+            "doctor/job/sources/source.py": "its own, with the rights of the file's owner",
+            "core/exposition.py": "a file of this repository",
+            "evidence/command.py": "the summary that the agent has just written",
+            "explain/patterns.py": "files of this repository",
+            "doctor/job/sources/deepspeed_config.py": "a file of this repository",
+            "doctor/job/sources/launcher_command.py": "a file of this repository",
+            "doctor/job/sources/schema.py": "a file of this repository",
+            "jobs/nccl/names.py": "a file of this repository",
+            "symptoms/__init__.py": "files of this repository",
+        },
+    ),
+    # No name that somebody else has given moves a cursor or adds a line at a terminal.
+    "a text is printed by print_lines of core/text.py": (
+        {"print"},
+        re.compile(""),
+        {
+            "core/text.py": "print_lines itself",
+            "doctor/command.py": "a report in color, whose texts are printable; our runbook",
+            "status/command.py": "a status in color, whose texts are printable",
+        },
+    ),
+    # A name that a user gives, of a mount point or a program, cannot begin a line: the kernel
+    # escapes the line feed in it, not the other characters at which `splitlines` splits.
+    "lines of the kernel are those of lines_of of core/host.py": (
+        {"splitlines"},
+        re.compile(r"linux/|collectors/|jobs/|evidence/|nvml/"),
+        {
+            "collectors/software.py": "files of a distribution",
+            "evidence/stacks.py": "what py-spy prints",
+            "jobs/installation.py": "files of an environment",
+        },
+    ),
 }
-"""Ways to start a thread."""
-THREADS_ELSEWHERE = {
-    "jobs/launches/breakpoints.py": "in a process of its own, which waits for it",
-    "nvrx/server.py": "gRPC's own, in a process of its own",
-    "probe/workers/worker.py": "a process of the training environment",
-}
-CHILDREN = {"Popen", "create_subprocess_exec", "create_subprocess_shell", "posix_spawn", "execv"}
-"""Ways to start another program."""
-CHILDREN_ELSEWHERE = {
-    "core/state_file.py": "with an empty environment, from a thread",
-    "evidence/stacks.py": "py-spy, from the collecting process",
-    "probe/workers/launch.py": "a process of its own, which becomes the interpreter it has checked",
-    "probe/workers/worker.py": "a process of the training environment",
-}
-TIMEOUTS = {"asyncio.timeout", "asyncio.timeout_at", "asyncio.wait_for"}
-"""Deadlines that blame others for the time in which the agent itself was stopped."""
-TIMEOUTS_ELSEWHERE = {
-    "http/connection_limiter.py": "waits for our own connections",
-    "probe/service.py": "a pause that something may end early",
-    "probe/slots.py": "a pause that something may end early",
-    "probe/workers/session.py": "its end is moved while a stage makes progress",
-}
+"""Rules, with the names that are used in no other way, the modules they are about, and those that
+use one of the names all the same, each with why."""
 
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
@@ -88,11 +145,17 @@ def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
+def each(check: Callable[[Path], T]) -> dict[str, T]:
+    """Return what a check finds in each module, by its path."""
+    return {str(file.relative_to(SOURCE)): check(file) for file in FILES}
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _trees_are_kept_for_this_file() -> Iterator[None]:
     """Parse each module once, and leave no hundreds of megabytes to the tests that follow."""
     yield
     parsed.cache_clear()
+    names.cache_clear()
 
 
 def caught(tree: ast.AST) -> set[str]:
@@ -107,7 +170,7 @@ def caught(tree: ast.AST) -> set[str]:
 
 def test_broad_handlers_are_few() -> None:
     """Every exception is caught in few places, each for one reason; elsewhere it has a name."""
-    found = {str(file.relative_to(SOURCE)): caught(parsed(file)) for file in FILES}
+    found = each(lambda file: caught(parsed(file)))
     assert {name for name, kinds in found.items() if kinds} == {*BROAD}, (
         "name the exception that you expect; where none can be named, say why in BROAD"
     )
@@ -155,7 +218,7 @@ def test_no_number_of_others_escapes() -> None:
     OverflowError, which is no ValueError: one line of one user would end the reading of
     everybody's.
     """
-    found = {str(file.relative_to(SOURCE)): one_sided(parsed(file)) for file in FILES}
+    found = each(lambda file: one_sided(parsed(file)))
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
@@ -216,7 +279,7 @@ DOCUMENTS_ELSEWHERE = {
 
 def test_no_document_of_others_escapes() -> None:
     """What parses a document of somebody else expects one that is nested too deeply."""
-    found = {str(file.relative_to(SOURCE)): list(unguarded(parsed(file))) for file in FILES}
+    found = each(lambda file: list(unguarded(parsed(file))))
     found = {name: calls for name, calls in found.items() if calls}
     assert found.keys() == DOCUMENTS_ELSEWHERE.keys(), found
 
@@ -225,101 +288,29 @@ def test_state_is_read_in_one_way() -> None:
     """A past that is not ours costs the past alone: state files are parsed by core/schema.py."""
     readers = {"state_file", "Maintenance", "read_state"}
     own_way = {
-        str(file.relative_to(SOURCE))
-        for file in FILES
-        if names(parsed(file)) & readers and "json.loads" in names(parsed(file))
+        name for name, used in each(names).items() if used & readers and "json.loads" in used
     }
     assert own_way == set(), "use schema.document, within schema.reading"
 
 
-NAMED_ELSEWHERE = {
-    "doctor/job/context.py": "calls that of source.py",
-    "doctor/job/sources/source.py": "its own, with the rights of the file's owner",
-    "core/exposition.py": "a file of this repository",
-    "evidence/command.py": "the summary that the agent has just written",
-    "explain/patterns.py": "files of this repository",
-    "doctor/job/sources/deepspeed_config.py": "a file of this repository",
-    "doctor/job/sources/launcher_command.py": "a file of this repository",
-    "doctor/job/sources/schema.py": "a file of this repository",
-    "jobs/nccl/names.py": "a file of this repository",
-    "symptoms/__init__.py": "files of this repository",
-}
-
-
-def test_named_files_are_read_in_one_way() -> None:
-    """What somebody names is opened only if it is a regular file: a FIFO would hang the reader."""
-    found = {str(file.relative_to(SOURCE)) for file in FILES if "read_text" in names(parsed(file))}
-    assert found == NAMED_ELSEWHERE.keys(), "use read_named of core/host.py"
-
-
-PRINTS = {
-    "core/text.py": "print_lines itself",
-    "doctor/command.py": "a report in color, whose texts are printable; a runbook of ours",
-    "status/command.py": "a status in color, whose texts are printable",
-}
-
-
-def test_texts_are_printed_in_one_way() -> None:
-    """No name that somebody else has given moves a cursor or adds a line at a terminal."""
-    found = {str(file.relative_to(SOURCE)) for file in FILES if "print" in names(parsed(file))}
-    assert found == PRINTS.keys(), "use print_lines of core/text.py"
-
-
-LINES_ELSEWHERE = {
-    "collectors/software.py": "files of a distribution",
-    "evidence/stacks.py": "what py-spy prints",
-    "jobs/installation.py": "files of an environment",
-}
-
-
-def test_lines_of_the_kernel_end_with_a_line_feed() -> None:
-    """A name that a user gives, of a mount point or a program, cannot begin a line: the kernel
-    escapes the line feed in it, not the other characters at which `splitlines` splits.
-    """
-    folders = ("linux/", "collectors/", "jobs/", "evidence/", "nvml/")
-    found = {module for module in users({"splitlines"}) if module.startswith(folders)}
-    assert found == LINES_ELSEWHERE.keys(), "use lines_of of core/host.py"
-
-
-def names(tree: ast.AST) -> set[str]:
+@functools.cache
+def names(file: Path) -> set[str]:
     """Return the names that a module uses: of attributes too, alone and behind their owner's."""
-    found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    for node in ast.walk(tree):
+    nodes = [*ast.walk(parsed(file))]
+    found = {node.id for node in nodes if isinstance(node, ast.Name)}
+    for node in nodes:
         if isinstance(node, ast.Attribute):
             owner = ast.unparse(node.value).removesuffix("()").rpartition("_")[2]
             found |= {node.attr, f"{owner}.{node.attr}"}
     return found
 
 
-def users(wanted: set[str]) -> set[str]:
-    """Return the modules of the agent that use one of the names."""
-    found = {str(file.relative_to(SOURCE)) for file in FILES if names(parsed(file)) & wanted}
-    return {module for module in found if not module.startswith(COMMANDS)}
-
-
-def test_threads_of_the_agent_start_in_one_module() -> None:
-    """Nothing waits in threads of the loop's own executor, which would keep the agent from
-    ending.
-    """
-    assert users(THREADS) == {"core/background.py", *THREADS_ELSEWHERE}, (
-        "start it by core/background.py; a process of its own may say why in THREADS_ELSEWHERE"
-    )
-
-
-def test_deadlines_of_the_agent_are_of_one_kind() -> None:
-    """After a suspension, an answer that had arrived counts, whichever of both asyncio sees
-    first.
-    """
-    assert users(TIMEOUTS) == {"core/timing.py", *TIMEOUTS_ELSEWHERE}, (
-        "use core/timing.py; where that cannot be, say why in TIMEOUTS_ELSEWHERE"
-    )
-
-
-def test_children_of_the_agent_start_in_one_module() -> None:
-    """What systemd gives to the agent alone does not reach a child: one place scrubs it."""
-    assert users(CHILDREN) == {"core/child.py", *CHILDREN_ELSEWHERE}, (
-        "start it by core/child.py; where that cannot be, say why in CHILDREN_ELSEWHERE"
-    )
+@pytest.mark.parametrize("rule", ONE_WAY)
+def test_one_way(rule: str) -> None:
+    """Each of these is done in one way; where that cannot be, the table says why."""
+    wanted, about, known = ONE_WAY[rule]
+    found = {name for name, used in each(names).items() if used & wanted and about.match(name)}
+    assert found == known.keys(), rule
 
 
 def test_an_agent_without_probes_does_without_them() -> None:
@@ -413,7 +404,7 @@ def test_json_is_written_in_one_place() -> None:
     """No document has Infinity or NaN, which only Python parses: one function writes all of
     them.
     """
-    found = {str(file.relative_to(SOURCE)): writers(parsed(file)) for file in FILES}
+    found = each(lambda file: writers(parsed(file)))
     assert {name for name, calls in found.items() if calls} == {JSON, *STANDALONE}, (
         "write it with core/documents.py"
     )
@@ -461,7 +452,7 @@ def vague(tree: ast.AST) -> set[str]:
 
 def test_functions_are_called_what_they_do() -> None:
     """A function that looks, asks or takes does something of its own: it checks, queries, reads."""
-    found = {str(file.relative_to(SOURCE)): vague(parsed(file)) for file in FILES}
+    found = each(lambda file: vague(parsed(file)))
     assert {
         name: names
         for name, names in found.items()
@@ -562,9 +553,9 @@ def test_tours_lead_through_the_code(headline: str, most: int) -> None:
 def test_constants_stand_at_the_head_of_their_module() -> None:
     """A block of constants between two definitions is the seam of two files: one subject a file."""
     found = {
-        str(file.relative_to(SOURCE)): names for file in FILES if (names := seams(parsed(file)))
+        name for name, constants in each(lambda file: seams(parsed(file))).items() if constants
     }
-    assert found.keys() <= SEAMS, found
+    assert found <= SEAMS
 
 
 @pytest.mark.parametrize(("text", "found"), [

@@ -9,17 +9,6 @@ from pathlib import Path
 
 import pytest
 
-CONFIGURATIONS = {
-    "hostfile": '[probe.members]\nhostfile = "PIPE"\n',
-    "topology": '[probe.members]\nnodes = ["a", "b"]\ntopology = "PIPE"\n',
-}
-WEB = {
-    "certificate": "tls_server_config:\n  cert_file: PIPE\n  key_file: PIPE\n",
-    "client authorities": (
-        "tls_server_config:\n  cert_file: PIPE\n  key_file: PIPE\n  client_ca_file: PIPE\n"
-        "  client_auth_type: RequireAndVerifyClientCert\n"
-    ),
-}
 COMMANDS = {
     "configuration": ("check-config", "--config.file", "PIPE"),
     "configuration of the agent": ("run", "--config.file", "PIPE"),
@@ -35,53 +24,40 @@ COMMANDS = {
     "hostfile of a job": ("doctor", "--no-agent", "--job", "--hostfile", "PIPE"),
     "checkpoint": ("doctor", "--no-agent", "--job", "--checkpoint", "PIPE"),
     "interpreter": ("doctor", "--no-agent", "--job", "--python", "PIPE"),
+    "hostfile of a configuration": ("targets", "--config.file", "hostfile.toml"),
+    "topology of a configuration": ("targets", "--config.file", "topology.toml"),
+    "certificate": ("check-config", "--web.config-file", "certificate.yml"),
+    "client authorities": ("check-config", "--web.config-file", "authorities.yml"),
 }
+TLS = "tls_server_config:\n  cert_file: pipe\n  key_file: pipe\n"
+FILES = {
+    "LOG": "step 1\n",
+    "hostfile.toml": '[probe.members]\nhostfile = "pipe"\n',
+    "topology.toml": '[probe.members]\nnodes = ["a", "b"]\ntopology = "pipe"\n',
+    "certificate.yml": TLS,
+    "authorities.yml": (
+        f"{TLS}  client_ca_file: pipe\n  client_auth_type: RequireAndVerifyClientCert\n"
+    ),
+}
+"""What the commands are given beside it, some of which name it."""
 
 
-def run(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command; it fails if it does not end."""
-    words = tuple(word.replace("PIPE", str(place / "pipe")) for word in words)
-    return subprocess.run(
-        [sys.executable, "-m", "dshealthd", *words],
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_a_pipe_for_a_file(words: tuple[str, ...], tmp_path: Path) -> None:
+    """The command ends, not well, and says which file it is."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # nobody writes to it
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "dshealthd", *(word.replace("PIPE", str(pipe)) for word in words)],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
         stdin=subprocess.DEVNULL,
-        cwd=place,
+        cwd=tmp_path,
     )
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A directory with a pipe that nobody writes to, and a log."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "LOG").write_text("step 1\n")
-    return tmp_path
-
-
-@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
-def test_arguments(words: tuple[str, ...], place: Path) -> None:
-    """The command ends, not well, and says which file it is."""
-    done = run(place, *words)
     assert done.returncode != 0
     assert "pipe" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("text", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
-def test_configurations(text: str, place: Path) -> None:
-    """So does one whose configuration names it."""
-    (place / "c.toml").write_text(text.replace("PIPE", str(place / "pipe")))
-    done = run(place, "targets", "--config.file", "c.toml")
-    assert done.returncode != 0
-    assert "pipe" in done.stderr
-
-
-@pytest.mark.parametrize("text", WEB.values(), ids=WEB)
-def test_web_configurations(text: str, place: Path) -> None:
-    """And one whose web configuration does."""
-    (place / "web.yml").write_text(text.replace("PIPE", str(place / "pipe")))
-    done = run(place, "check-config", "--web.config-file", "web.yml")
-    assert done.returncode != 0
-    assert "pipe" in done.stderr

@@ -192,6 +192,25 @@ def test_a_full_socket_is_not_waited_for(tmp_path: Path) -> None:
         manager.close()
 
 
+@pytest.mark.parametrize(("watchdog", "period"), [(None, 5.0), (30.0, 5.0), (3.0, 1.0)])
+def test_how_often_the_manager_is_told(watchdog: float | None, period: float) -> None:
+    """Every five seconds, and so often that two of the watchdog's beats may be late."""
+    assert ServiceManager("", watchdog)._period == period
+
+
+def test_what_waits_for_the_manager_is_bounded(tmp_path: Path) -> None:
+    """Sixteen messages, the last ones, each with at most 800 characters of a status."""
+    with contextlib.closing(Listener(str(tmp_path / "notify"))) as listener:
+        manager = ServiceManager(listener.address)
+        while not manager._waiting:
+            manager.set_status(f"line {len(manager._status)} {time.monotonic()}")
+        for number in range(17):
+            manager.set_status(f"{number} " + "x" * 800)
+        manager.close()
+    assert len(manager._waiting) == 16
+    assert manager._waiting[0] == b"STATUS=1 " + b"x" * 798
+
+
 def test_a_manager_that_is_gone_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An address at which nothing listens is a warning, not an exception."""
     manager = ServiceManager(str(tmp_path / "nobody"))

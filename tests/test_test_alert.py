@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import urllib.request
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from dshealthd.cli import main as cli
+from dshealthd.cli import test_alert
 from tests.http import impostors
 from tests.lab.receiver import FIRING, RESOLVED, Alert, Receiver
 from tests.lab.servers import Server, alertmanager, routes
@@ -123,6 +125,24 @@ def test_answers_of_something_else(capsys: pytest.CaptureFixture[str]) -> None:
         said = capsys.readouterr().err
         assert said.startswith("STOPPED  ")
         assert said.strip().isprintable()
+
+
+def test_the_page_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the five minutes that its text says, and at once where it is followed to its end."""
+    sent: list[Any] = []
+    monkeypatch.setattr(test_alert, "_deliveries", lambda _url: {})
+    monkeypatch.setattr(test_alert, "_request", lambda *asked: sent.append(asked[-1]))
+    monkeypatch.setattr(test_alert, "_follow", lambda *_: None)
+    test_alert._send("http://alerts", "critical", 1.0)
+    (begun,), (ended,) = sent
+    start, first, last = (
+        dt.datetime.fromisoformat(time)
+        for time in (begun["startsAt"], begun["endsAt"], ended["endsAt"])
+    )
+    assert 299 <= (first - start).total_seconds() <= 301
+    assert "within five minutes" in begun["annotations"]["description"]
+    assert (last - start).total_seconds() < 60
+    assert begun["labels"] == ended["labels"]
 
 
 @pytest.mark.parametrize(("url", "expected"), [

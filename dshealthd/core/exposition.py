@@ -94,7 +94,7 @@ def clean_label(label: str) -> str:
     return label.translate(_CONTROLS).encode(errors="replace").decode()[:MAX_LABEL_LENGTH]
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.cache
 def _head(metric: Metric) -> str:
     text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
     return f"# HELP {metric.name} {text}\n# TYPE {metric.name} {metric.kind}\n"

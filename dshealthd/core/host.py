@@ -16,6 +16,8 @@ from dshealthd.core.options import option
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+MAX_FILE = 1 << 20
+"""Most bytes that are read of a small file, which those of the kernel are."""
 _CHUNK = 1 << 16
 Signature = tuple[int, ...]
 """Only compared for equality."""
@@ -54,7 +56,7 @@ class Host:
         return os.path.join(self.rootfs, path.lstrip("/"))
 
 
-def read(path: str, limit: int = 1 << 20) -> str:
+def read(path: str, limit: int = MAX_FILE) -> str:
     """Return the text of a small file, at most `limit` bytes; undecodable bytes are replaced.
 
     Raise OSError as `open(2)` and `read(2)` do.
@@ -62,7 +64,7 @@ def read(path: str, limit: int = 1 << 20) -> str:
     return read_bytes(path, limit).decode(errors="replace")
 
 
-def read_bytes(path: str, limit: int = 1 << 20) -> bytes:
+def read_bytes(path: str, limit: int = MAX_FILE) -> bytes:
     """Return a small file's content, at most `limit` bytes, in as few system calls as possible."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -78,7 +80,7 @@ def read_bytes(path: str, limit: int = 1 << 20) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def read_existing(path: str, limit: int = 1 << 20) -> str | None:
+def read_existing(path: str, limit: int = MAX_FILE) -> str | None:
     """Return the text of a small file; None if there is no such file, as on some kernels.
     OSError.
     """

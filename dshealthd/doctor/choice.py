@@ -72,14 +72,12 @@ def of_the_job(
     options: argparse.Namespace, checks: Sequence[Check[Any]]
 ) -> list[tuple[Check[Any], Any]]:
     """Return the job checks with their context, read once; none without `--job`."""
-    if not options.job:
+    wanted = [check for check in checks if check not in node.CHECKS]
+    if not wanted:
         return []
     from dshealthd.doctor.job import checks as job
     from dshealthd.doctor.job import context as job_context
 
-    wanted = [check for check in checks if check in job.CHECKS]
-    if not wanted:
-        return []
     context = job_context.context(options)
     named = set(options.only.split(","))  # a check requested by name says why it cannot run
     concerned = job.applicable(context)

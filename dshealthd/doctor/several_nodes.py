@@ -38,8 +38,6 @@ def _differences(answered: Mapping[str, Mapping[str, str]]) -> Iterator[Result]:
         values = {node: one[name] for node, one in answered.items() if name in one}
         yield from _missing(name, values, answered)
         counts = Counter(values.values())
-        if len(counts) < 2:  # noqa: PLR2004 - all have the same
-            continue
         (usual, most), *_ = counts.most_common(1)
         if 2 * most <= len(values):
             groups = "; ".join(f"{value} on {_nodes(values, value)}" for value in sorted(counts))

@@ -53,7 +53,7 @@ _MAX_REASON = 200
 """Most characters of a reason, which may quote the answer."""
 TIME = Number(0, 1e11)
 """Unix time, at most that of the year 5138: clocks are wrong, but `localtime` has a range."""
-WHOLE = Integer(-(2**63), 2**63)
+WHOLE = of(int)
 TEXT = String()
 
 

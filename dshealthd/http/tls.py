@@ -145,7 +145,7 @@ def files(table: Mapping[str, Any], directory: str) -> dict[str, str]:
 def build(table: Mapping[str, Any], directory: str, key: str, errors: Errors) -> Tls | None:
     """Return the TLS settings of a `tls_server_config`.
 
-    If it is invalid, return None and add the reasons to `errors`, each at its key.
+    If it is invalid, add the reasons to `errors`, each at its key: what is returned is of no use.
     """
     before = len(errors)
     for name in _UNSUPPORTED.keys() & table.keys():
@@ -176,8 +176,6 @@ def build(table: Mapping[str, Any], directory: str, key: str, errors: Errors) ->
             wrong("client_ca_file", f"{place} holds no certificate: {_reason(error)}")
         context.verify_mode = CLIENT_AUTH[given.client_auth_type]
     _set_certificate(context, places, key, wrong)
-    if len(errors) > before:
-        return None
     return Tls(context, frozenset(map(_plain, given.client_allowed_sans or ())))
 
 

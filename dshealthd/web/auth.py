@@ -76,7 +76,7 @@ class Authenticator:
 
     def __init__(self) -> None:
         """Start with an empty cache."""
-        self._key = secrets.token_bytes(32)
+        self._key = secrets.token_bytes()
         self._passed: OrderedDict[bytes, None] = OrderedDict()
         self._failed: OrderedDict[bytes, None] = OrderedDict()
         self._one = asyncio.Lock()  # bcrypt takes a core: one verification at a time
@@ -99,7 +99,7 @@ class Authenticator:
         expected = users[name] if known else _nobody(users)
         # A keyed hash of the credentials, so that no password stays in memory.
         entry = hashlib.blake2b(
-            repr((name, known, expected, password)).encode(), key=self._key, digest_size=32
+            repr((name, known, expected, password)).encode(), key=self._key
         ).digest()
         if entry in self._passed:
             self._passed.move_to_end(entry)

@@ -35,7 +35,7 @@ def parse_domains(text: str) -> frozenset[str]:
 def own_names(node: str, configured: Iterable[str]) -> frozenset[str]:
     """Return a node's host names: short, full, in the search domains, and `configured` ones."""
     try:
-        domains = parse_domains(read(RESOLVER, 1 << 16))
+        domains = parse_domains(read(RESOLVER))
     except OSError:
         domains = frozenset()
     full = node.lower()

@@ -88,6 +88,16 @@ async def test_the_end() -> None:
             await channel.changed()  # at once
 
 
+@pytest.mark.parametrize("more", [0, 1])
+async def test_reading_pauses_beyond_a_frame(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    """What a frame may have is read even if nothing is taken, and no byte more is asked for."""
+    monkeypatch.setattr(module, "_HELD", 100)
+    async with opened() as (channel, worker):
+        worker.send(wire.LENGTH.pack(200) + bytes(96 + more))
+        await channel.changed(LIMIT)
+        assert channel._transport.is_reading() is (more == 0)
+
+
 async def test_a_flood_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that writes without being asked fills no more than a frame may take, and goes on
     when that is taken.

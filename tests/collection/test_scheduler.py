@@ -78,30 +78,21 @@ def count(snapshot: Snapshot) -> float:
     return snapshot["Counting"].result.samples[0].value
 
 
-def test_interval_keeps_its_grid() -> None:
-    """A collector is asked once an interval, and lateness does not shift the times that follow."""
+@pytest.mark.parametrize(("later", "asked", "due"), [
+    ((4.9, 1.0), [1, 2], 1010.0),  # lateness does not shift the times that follow
+    ((61.0, 0.0), [2, 2], 1065.0),  # nor is a minute caught up in which nothing ran
+])  # fmt: skip
+def test_interval_keeps_its_grid(later: tuple[float, ...], asked: list[int], due: float) -> None:
+    """A collector is asked once an interval, whenever it could be."""
     inside, snapshot, clock = group(Counting)
     asyncio.run(inside.once())
-    clock.now += 4.9
-    asyncio.run(inside.once())
-    assert count(snapshot) == 1
-    clock.now += 1.0
-    asyncio.run(inside.once())
-    assert count(snapshot) == 2
-    assert inside.members["Counting"].due == 1010.0
-
-
-def test_a_pause_is_not_caught_up() -> None:
-    """After a minute in which nothing ran (SIGSTOP, suspend) there is one collection, not
-    twelve.
-    """
-    inside, snapshot, clock = group(Counting)
-    asyncio.run(inside.once())
-    clock.now += 61
-    asyncio.run(inside.once())
-    asyncio.run(inside.once())
-    assert count(snapshot) == 2
-    assert inside.members["Counting"].due == 1065.0
+    counts = []
+    for seconds in later:
+        clock.now += seconds
+        asyncio.run(inside.once())
+        counts.append(count(snapshot))
+    assert counts == asked
+    assert inside.members["Counting"].due == due
 
 
 def test_groups_that_start_apart_are_due_together() -> None:

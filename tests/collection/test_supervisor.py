@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -444,6 +445,38 @@ async def test_close_ends_the_worker_and_leaves_no_zombie(tmp_path: Path) -> Non
         await asyncio.sleep(0.05)
         assert not Path(f"/proc/{pid}").exists()
         assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+@pytest.mark.parametrize(("deadline", "slow", "aside", "waits"), [
+    (10.0, 0.0, 15, 3.0),
+    (10.0, 0.0, 16, math.inf),  # on a node where everything hangs: each holds a process
+    (10.0, 100.1, 0, math.inf),
+    (3.0, 0.0, 0, math.inf),  # the others can wait for as long
+])  # fmt: skip
+def test_how_long_a_part_is_waited_for(
+    deadline: float, slow: float, aside: int, waits: float
+) -> None:
+    """Three seconds before the others are read elsewhere; to its deadline where it is shorter, it
+    has been slow lately, or many are waited for already.
+    """
+    supervisor = Supervisor("test", {}, {"paths": deadline}, {}, lambda: 100.0, parallel=["paths"])
+    supervisor._slow["part"] = slow
+    supervisor._aside.update(f"part {number}" for number in range(aside))
+    assert supervisor._patience("paths", "part") == waits
+
+
+def test_hung_parts_take_turns() -> None:
+    """Of those whose back-off is over, the one is retried that has waited longest."""
+    now = 100.0
+    supervisor = Supervisor("test", {}, {"paths": 1.0}, {}, lambda: now)
+    fault = Fault("", Reason.TIMEOUT, "no answer")
+    for part, tried in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
+        supervisor._quarantine[part] = _Quarantine(fault, 1, 0.0, None, tried, "paths")
+    turns = []
+    for _ in range(4):
+        now += 1
+        turns.append(supervisor._due())
+    assert turns == ["b", "c", "a", "b"]
 
 
 @pytest.mark.parametrize("early", [False, True])

@@ -133,6 +133,15 @@ def test_a_log_line_without_a_thread_is_counted() -> None:
     assert writer.dropped == 1
 
 
+def test_log_lines_that_wait_are_bounded() -> None:
+    """A thousand, while standard error takes none."""
+    writer = LineWriter(2)
+    writer._started = True  # by a thread that hangs
+    for number in range(1001):
+        writer.put(f"{number}")
+    assert writer.dropped == 1
+
+
 @pytest.mark.usefixtures("short")
 def test_a_name_without_a_thread_is_no_verdict_on_it() -> None:
     """A look-up that cannot begin ends as one that fails: nothing is known of the name."""

@@ -141,6 +141,15 @@ async def test_a_child_that_cannot_be_watched_is_killed(monkeypatch: pytest.Monk
             await asyncio.sleep(0.01)
 
 
+async def test_a_long_line_of_a_child_is_cut() -> None:
+    """At the length up to which writes to a pipe are not interleaved (PIPE_BUF)."""
+    lines: list[str] = []
+    pipe = child.ErrorPipe(lines.append)
+    os.write(pipe.write_end, b"x" * 4096 + b"\n" + b"y" * 4097 + b"\nrest")
+    pipe.close()
+    assert lines == ["x" * 4096, "y" * 4096, "y", "rest"]
+
+
 @pytest.mark.parametrize(("number", "text"), [
     (errno.EAGAIN, "pids.max"),
     (errno.EMFILE, "RLIMIT_NOFILE"),

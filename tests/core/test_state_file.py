@@ -10,6 +10,7 @@ import pytest
 
 from dshealthd.core import state_file
 from dshealthd.core.child import StartError
+from dshealthd.core.state_writer import StateFile
 
 
 def test_no_child_is_not_a_missing_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +26,13 @@ def test_no_child_is_not_a_missing_file(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(StartError, match=f"the process for {tmp_path} cannot be started"):
             state_file.names_in_child(str(tmp_path))
     assert state_file.read_in_child(str(place), 10) == b"{}"
+
+
+async def test_without_a_directory_nothing_is_kept() -> None:
+    """What is saved goes nowhere, and there is no past."""
+    file = StateFile(None, "x", 10)
+    file.save("{}")
+    assert await file.load() is None
 
 
 @pytest.mark.timeout(10)

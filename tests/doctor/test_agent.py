@@ -17,7 +17,7 @@ import bcrypt
 from dshealthd.core import documents
 from dshealthd.doctor.check import Result
 from dshealthd.doctor.snapshot_check import SnapshotCheck
-from dshealthd.doctor.status_document import status_document
+from dshealthd.doctor.status_document import _hurried, status_document
 from dshealthd.http.client import Access
 from tests.agents import RunningAgent, end, first_line, launch, running
 from tests.command_line import dshealthd
@@ -147,3 +147,14 @@ def test_an_agent_that_hangs() -> None:
     assert "does not answer within 1.5 s" in document["source"]
     (nothing,) = document["findings"]  # the configuration has no collectors
     assert (nothing["severity"], nothing["detail"]) == ("unknown", "no collector runs")
+
+
+def test_sources_have_little_time() -> None:
+    """Each has three seconds at most, as somebody waits; those that need less keep their own."""
+    deadlines = {
+        name: (options.deadline, hurried.deadline)
+        for name, options in look().config.collectors.items()
+        for hurried in (_hurried(look().config).collectors[name],)
+    }
+    assert all(hurried == min(usual, 3.0) for usual, hurried in deadlines.values()), deadlines
+    assert {usual > 3.0 for usual, _ in deadlines.values()} == {True, False}

@@ -107,7 +107,10 @@ def test_acs(node: Node) -> None:
     assert SWITCH in found.text
     assert found.remedy.startswith(f"sudo setpci -s {SWITCH} ECAP_ACS+0x6.w=0000")
     assert "0000:17:00.0" not in found.remedy
-    for mended in (config(6, 0), config(6, 0x01), config(6, None)):
+    for bit in (0x04, 0x08, 0x10):  # of requests, of their completions, upstream
+        (node.port / "config").write_bytes(config(6, bit))
+        assert outcomes(ACS, node.context) == ["warning"]
+    for mended in (config(6, 0), config(6, 0x63), config(6, None)):
         (node.port / "config").write_bytes(mended)
         assert outcomes(ACS, node.context) == ["ok"]
     (node.port / "config").write_bytes(config(6, 0x1D)[:64])

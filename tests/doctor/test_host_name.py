@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -68,3 +70,30 @@ def test_remedies_of_the_host_name(tmp_path: Path) -> None:
         assert word in said[0]
         changed = before.replace("127.0.1.1 a.b node17\n", "") + after
         assert (etc / "hosts").read_text() == changed
+
+
+@pytest.mark.parametrize(("addresses", "outcome", "says"), [
+    (["192.0.2.1", "192.0.2.2"], "ok", "an address of this node"),
+    (["127.0.1.1", "192.0.2.2"], "ok", "an address of this node"),
+    (["192.0.2.1", "192.0.2.3"], "warning", "but no interface of this node has it"),
+    (["127.0.1.1", "127.0.0.1"], "warning", "would listen on the loopback interface"),
+    (["192.0.2.2", "10.88.0.1"], "warning", "10.88.0.1, a container bridge"),
+])  # fmt: skip
+def test_several_addresses(
+    addresses: list[str], outcome: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them has to be this node's, and none a container bridge's."""
+    bridges = [ipaddress.ip_network("10.88.0.0/16"), ipaddress.ip_network("10.89.0.0/16")]
+    monkeypatch.setattr(host_name, "_resolve", lambda _name: addresses)
+    monkeypatch.setattr(host_name, "_here", lambda address: address.endswith(".2"))
+    monkeypatch.setattr(host_name, "container_networks", lambda _host: bridges)
+    (found,) = results(host_name.HOST_NAME, look(several=True))
+    assert (found.outcome.value, says in found.text) == (outcome, True)
+
+
+def test_addresses_of_this_node() -> None:
+    """Those that a socket can be bound to."""
+    assert [host_name._here(each) for each in ("127.0.0.1", "192.0.2.7", "2001:db8::7")] == [
+        True, False, False,
+    ]  # fmt: skip
+    assert host_name._here("::1") is socket.has_dualstack_ipv6()

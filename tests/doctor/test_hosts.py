@@ -18,7 +18,8 @@ from bench.processes import free_port
 from dshealthd.cli import main as cli
 from dshealthd.doctor.report import NodeReport
 from dshealthd.doctor.several_nodes import compare
-from dshealthd.doctor.ssh import HostsError, examine_nodes, host_names
+from dshealthd.doctor.ssh import HostsError, _report, examine_nodes, host_names
+from dshealthd.linux.forked import Ended
 from tests.doctor.job.sshd import sshd
 
 GOOD, DEAD, HUNG = "127.0.0.1", "127.0.0.13", "127.0.0.14"
@@ -92,6 +93,18 @@ def test_what_a_node_sends_is_not_trusted(ssh: Path) -> None:
         assert found.outcome.value == "unknown", remote
         assert word in found.problem
         assert found.problem.isprintable()
+
+
+@pytest.mark.parametrize(("code", "output", "problem"), [
+    (255, "", "not reachable over SSH: refused"),
+    (255, "{", "sent an unreadable report (exit status 255): JSONDecodeError"),
+    (127, "", "dshealthd is not in the PATH there (--remote-command): refused"),
+    (1, "", "sent an unreadable report (exit status 1): refused"),
+])  # fmt: skip
+def test_how_ssh_ended(code: int, output: str, problem: str) -> None:
+    """A node that could not be reached is told from one whose answer is none."""
+    found = _report(Ended("n1", 1.0, value=(code, output, "x\nrefused\n")), 60.0)
+    assert found.problem.startswith(problem)
 
 
 def test_names_of_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,3 +248,23 @@ def test_runbook_that_a_result_names(capsys: pytest.CaptureFixture[str]) -> None
         assert capsys.readouterr().out.startswith(f"# {all_symptoms()[check.slug].title}\n")
     assert main(["--runbook", "nothing"]) == 3
     assert "there is no runbook 'nothing'" in capsys.readouterr().err
+
+
+def test_colors() -> None:
+    """Green, yellow, red and magenta, each bold, where the terminal shows colors."""
+    shown = [Paint(color=True)(state, "x") for state in State]
+    assert dict(zip(State, shown, strict=True)) == {
+        State.OK: "\x1b[1;32mx\x1b[0m",
+        State.WARNING: "\x1b[1;33mx\x1b[0m",
+        State.CRITICAL: "\x1b[1;31mx\x1b[0m",
+        State.UNKNOWN: "\x1b[1;35mx\x1b[0m",
+    }
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_termination_message_is_bounded(capsys: pytest.CaptureFixture[str], more: int) -> None:
+    """At 4096 bytes, of which Kubernetes shows no more."""
+    part = "x" * (4096 - len("gpu-lost ") + more)
+    assert callers.kubernetes(report(Result(State.CRITICAL, "lost", component=part))) == 1
+    line = capsys.readouterr().out.removesuffix("\n")
+    assert (len(line), line.endswith("...")) == (4096, bool(more))

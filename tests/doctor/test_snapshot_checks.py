@@ -113,6 +113,21 @@ def test_findings_of_an_agent(check: SnapshotCheck) -> None:
     assert found.remedy == "drain n1 and reboot it"
 
 
+def test_parts_that_cannot_be_read() -> None:
+    """What a user's files cause says nothing of the node; of its own parts one is named."""
+    check = named("clock")
+    context = seen(check, WELL[check])
+    (name,) = check.collectors
+    parts = ("job slurm-7", "process 7", "mlx5_0")
+    faults = [{"part": part, "reason": "io_error", "detail": "bad"} for part in parts]
+    read = {**context.collectors[name], "faults": faults}
+    document = {**context.document, "collectors": [read]}
+    found = results(check, dataclasses.replace(context, document=document))
+    assert [(one.outcome.value, one.component) for one in found] == [
+        ("unknown", "mlx5_0"), ("ok", ""),
+    ]  # fmt: skip
+
+
 def test_signs_that_are_held() -> None:
     """What does not last long enough yet to be a finding is not said to be well."""
     check = named("clock")

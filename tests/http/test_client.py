@@ -13,6 +13,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,8 +21,9 @@ from dshealthd.cli import main as cli
 from dshealthd.config import config
 from dshealthd.config.config import Config
 from dshealthd.evidence.command import _from_agent
+from dshealthd.http import client
 from dshealthd.http.client import Access, Impostor, _reachable, identify, local
-from dshealthd.http.exchange import Unreachable
+from dshealthd.http.exchange import Rejected, Unreachable
 from tests import no_netlink
 from tests.http.impostors import impostor, saying, serving
 from tests.status_documents import document, job
@@ -122,6 +124,17 @@ def test_an_agent_of_this_user_is_believed(access: Access) -> None:
     assert b"Authorization: Basic " in request
 
 
+@pytest.mark.parametrize(("status", "says"), [
+    ("401 Unauthorized", "401 Unauthorized (--user and --password-file)"),
+    ("503 Service Unavailable", "503 Service Unavailable"),
+])  # fmt: skip
+def test_what_to_do_about_a_refusal(status: str, says: str) -> None:
+    """Credentials are asked for where the agent wants some, and nowhere else."""
+    with serving(saying("no", status)) as port, pytest.raises(Rejected) as caught:
+        local(configured(port), Access()).status()
+    assert str(caught.value).endswith(says)
+
+
 def test_an_agent_that_does_not_accept() -> None:
     """A connection that nobody accepts is given up at the deadline, with nothing sent."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -145,6 +158,32 @@ def test_an_agent_that_accepts_late() -> None:
             identify(client, time.monotonic() + 60)
         late.join()
         accepted[0].close()
+
+
+def test_looks_at_a_connection_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as long each time, from a millisecond to a tenth of a second, and five times as long as
+    a look takes; to the deadline at most.
+    """
+    now, takes, slept = [0.0], 0.0, list[float]()
+
+    def look(_connection: socket.socket) -> None:
+        now[0] += takes
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds + 1e-6
+        slept.append(round(seconds, 3))
+
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(client, "peer_uid", look)
+    with socket.socket() as connection:
+        with pytest.raises(Impostor):
+            identify(connection, 0.4)
+        assert slept == [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.1, 0.1, 0.073]
+        slept.clear()
+        takes = 0.03
+        with pytest.raises(Impostor):
+            identify(connection, now[0] + 0.2)
+        assert slept == [0.15]
 
 
 def test_without_netlink(tmp_path: Path) -> None:

@@ -70,8 +70,8 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "named"), [
-    (("on", "--for", "0s"), "--for: 0s is not between 1m and 720h"),
-    (("on", "--for", "1000h"), "--for: 1000h is not between"),
+    (("on", "--for", "59s"), "--for: 59s is not between 1m and 720h"),
+    (("on", "--for", "721h"), "--for: 721h is not between"),
     (("on", "--for", "soon"), "--for: 'soon' is not a duration"),
     (("on", "--reason", "x" * 81), "--reason: must be one line of at most 80"),
     (("on", "--reason", "a\nb"), "--reason: must be one line"),
@@ -84,6 +84,13 @@ def test_bad_arguments_are_named(
     assert command(tmp_path, *arguments) == 1
     assert named in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [("--for", "1m"), ("--for", "30d"), ("--reason", "x" * 80)])
+def test_the_longest_and_shortest(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """A minute, thirty days, and a reason of a line of a terminal."""
+    assert command(tmp_path, "on", *arguments) == 0
+    assert values(collect(tmp_path), ACTIVE) == {(): 1.0}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes another user")

@@ -175,12 +175,15 @@ def test_a_sign_that_is_no_finding_yet_is_watched(capsys: pytest.CaptureFixture[
     down = {"part": "mlx5_1/1", "summary": "A fabric port is down", "hold_seconds": 30.0}
     made = snapshot(*HEALTHY)
     now = time.time()
-    more = {"time": now, "watched": [finding(**down, since=now - 12)]}
+    watched = [finding(**{**down, "part": part}, since=now - 12) for part in ("mlx5_1/1", "")]
+    more = {"time": now, "watched": watched}
     with serving(made, more=more) as served:
         assert run("status", f"127.0.0.1:{served.port}") == 0
         said = capsys.readouterr().out
         assert "OK  healthy so far, 1 collector OK" in said
-        assert "watched   mlx5_1/1: A fabric port is down (for 12 s; a finding after 30 s)" in said
+        for part in ("mlx5_1/1", "this node"):
+            sign = f"watched   {part}: A fabric port is down (for 12 s; a finding after 30 s)"
+            assert sign in said
         assert run("status", "--json", f"127.0.0.1:{served.port}") == 0
     (node,) = json.loads(capsys.readouterr().out)["nodes"]
     assert (node["verdict"], node["watched"][0]["part"]) == ("ok", "mlx5_1/1")
@@ -405,6 +408,19 @@ def test_agent_that_has_just_started_knows_of_no_jobs(capsys: pytest.CaptureFixt
         said = capsys.readouterr().out
         assert text in said
         assert "no training jobs" not in said
+
+
+def test_one_job_of_two_is_hung(capsys: pytest.CaptureFixture[str]) -> None:
+    """It makes the exit status, which is unknown where one agent of two has not judged yet."""
+    hang = {"cause": "process", "overdue_seconds": 60.0, "culprits": [], "says": "hung"}
+    hung, well = job(state="hung", hang=hang), job(job="run-2")
+    for first, code in ((document(jobs=[hung, well]), 2), (document(ready=False), 3)):
+        with (
+            impostors.serving(impostors.saying(json.dumps(first))) as one,
+            impostors.serving(impostors.saying(json.dumps(document(jobs=[well])))) as other,
+        ):
+            assert run("jobs", f"127.0.0.1:{one}", f"127.0.0.1:{other}") == code
+        assert "run-2  training" in capsys.readouterr().out
 
 
 def test_what_an_agent_left_out_is_told(capsys: pytest.CaptureFixture[str]) -> None:

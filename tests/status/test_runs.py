@@ -14,6 +14,8 @@ from dshealthd.cli import main as cli
 from dshealthd.findings.entry import Entry
 from dshealthd.findings.record import NodeRecord
 from dshealthd.jobs.goodput import Card, Slowest
+from dshealthd.status.query import AgentAnswer
+from dshealthd.status.runs import _attempt
 from tests.findings.test_record import fault
 from tests.web.serving import serving
 
@@ -50,6 +52,34 @@ def attempt(number: int = 0, **other: Any) -> Entry:
 def slowest(rank: int, work: float, following: float) -> Slowest:
     """Return the slowest rank of a node, with steps of a second."""
     return Slowest(rank, work, 1.0, 0.5, following)
+
+
+def test_an_attempt_is_merged_of_all_its_nodes() -> None:
+    """From the first beginning to the last end; a step is made once the slowest node has made it,
+    and takes as long as there. It runs while it does on one of them.
+    """
+    entries = [
+        attempt(
+            begin=START + at, end=START + 10 + at, value=100.0 - at,
+            card={"first_step": 5 - at, "step_seconds": [1.0 + at, 9.0], "memory_peak_bytes": at},
+        )
+        for at in (2, 1)
+    ]  # fmt: skip
+
+    def merged() -> dict[str, Any]:
+        return _attempt([
+            (AgentAnswer(f"n{at}", document={"entries": []}), entry, entry.card)
+            for at, entry in enumerate(entries)
+            if entry.card is not None
+        ])  # fmt: skip
+
+    found = merged()
+    assert (found["begin"], found["end"]) == (START + 1, START + 12)
+    assert (found["first_step"], found["step"]) == (3, 98.0)
+    assert (found["step_seconds"], found["memory_peak_bytes"]) == ([3.0, 9.0], 2)
+    assert (found["ranks"], found["nodes"]) == (4, ["n0", "n1"])
+    entries[1].end = None
+    assert merged()["end"] is None
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import threading
 import time
 from asyncio import Transport
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -223,20 +224,29 @@ def test_idle_connection_is_kept_and_its_next_request_is_timed() -> None:
         assert served.metric(REFUSED, "header_timeout") == 1
 
 
-def test_connections_of_one_address_are_bounded() -> None:
+@pytest.mark.parametrize(("count", "sources", "next_one", "reason", "other"), [
+    (8, ("127.0.0.3",), "127.0.0.3", "connections_of_address", "127.0.0.4"),
+    (5, ("127.0.0.3", "127.0.0.4"), "127.0.0.5", "connections", None),
+])  # fmt: skip
+def test_connections_are_bounded(
+    count: int, sources: tuple[str, ...], next_one: str, reason: str, other: str | None
+) -> None:
     """Where eight requests of one address are being answered, its next connection is closed at once
-    and counted. Other addresses are served, and so is the first one later.
+    and counted, and others are served; beyond web.max_connections, nobody is. When one ends, the
+    next is.
     """
-    with serving(targets=endless) as served:
-        with connections(served, 8, ("127.0.0.3",)) as opened:
-            for connection in opened:
-                connection.sendall(UNFINISHED)
-            until(lambda: in_progress(served) == 8)
-            assert is_refused(served, "127.0.0.3")
-            assert served.metric(REFUSED, "connections_of_address") == 1
-            assert served.ask("/-/healthy", source="127.0.0.4")[0].status == 200
-        until(lambda: served.metric("dshealthd_web_connections") == 0)
-        assert served.ask("/-/healthy", source="127.0.0.3")[0].status == 200
+    limits: Any = {} if other else {"max_connections": count}
+    with serving(targets=endless, **limits) as served, connections(served, count, sources) as held:
+        for connection in held:
+            connection.sendall(UNFINISHED)
+        until(lambda: in_progress(served) == count)
+        assert is_refused(served, next_one)
+        assert served.metric(REFUSED, reason) == 1
+        if other is not None:
+            assert served.ask("/-/healthy", source=other)[0].status == 200
+        held[0].close()
+        until(lambda: served.metric("dshealthd_web_connections") == count - 1)
+        assert served.ask("/-/healthy", source=next_one)[0].status == 200
 
 
 def test_idle_connection_makes_room_for_its_own_client() -> None:
@@ -319,24 +329,6 @@ def test_silent_connection_makes_room_for_its_own_address() -> None:
         until(lambda: served.metric("dshealthd_web_connections") == 8)
         assert served.ask("/-/healthy", source="127.0.0.3")[0].status == 200
         assert served.metric(REFUSED, "connections_of_address") == 0
-
-
-def test_connections_are_bounded_altogether() -> None:
-    """Beyond web.max_connections requests that are being answered no connection is served, whatever
-    its address. When one ends, the next is.
-    """
-    with (
-        serving(targets=endless, max_connections=5) as served,
-        connections(served, 5, ("127.0.0.3", "127.0.0.4")) as opened,
-    ):
-        for connection in opened:
-            connection.sendall(UNFINISHED)
-        until(lambda: in_progress(served) == 5)
-        assert is_refused(served, "127.0.0.5")
-        assert served.metric(REFUSED, "connections") == 1
-        opened[0].close()
-        until(lambda: served.metric("dshealthd_web_connections") == 4)
-        assert served.ask("/-/healthy", source="127.0.0.5")[0].status == 200
 
 
 def test_connection_that_cannot_be_made_gives_its_place_back(

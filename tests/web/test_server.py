@@ -106,6 +106,18 @@ def test_other_paths_and_methods_are_plain_errors(served: Served) -> None:
     )
 
 
+@pytest.mark.parametrize(("path", "field", "fields"), [
+    (4096, 1, 2), (2, 8100, 2), (2, 1, 64), (4097, 1, 2), (2, 8200, 2), (2, 1, 65),
+])  # fmt: skip
+def test_heads_of_requests_are_bounded(served: Served, path: int, field: int, fields: int) -> None:
+    """The path to 4 KiB; header fields to 8190 bytes, with or without the name, and to 64."""
+    heads = {f"X-{number}": "x" * field for number in range(fields - 2)} or {"Y": "x" * field}
+    head = "\r\n".join(f"{name}: {value}" for name, value in (heads | {"Host": "x"}).items())
+    request = f"GET /{'x' * (path - 1)} HTTP/1.1\r\n{head}\r\nConnection: close\r\n\r\n"
+    status = 404 if path <= 4096 and field <= 8190 and fields <= 64 else 400
+    assert int(served.send(request.encode()).split()[1]) == status
+
+
 def test_ready_waits_for_every_collector() -> None:
     """/-/ready is 503 and names what is missing until every collector has a first result.
     /-/healthy is 200 from the start.

@@ -55,10 +55,10 @@ def parse_acs(config: bytes) -> int | None:
     for _ in range((CONFIG_SIZE - _EXTENDED) // 8):
         if not _EXTENDED <= offset <= CONFIG_SIZE - 8:
             break
-        (header,) = struct.unpack_from("<I", config, offset)
-        if header & 0xFFFF == _ACS:
-            return int(struct.unpack_from("<H", config, offset + 6)[0])
-        offset = header >> 20
+        capability, following, _, control = struct.unpack_from("<4H", config, offset)
+        if capability == _ACS:
+            return int(control)
+        offset = following >> 4  # after the version
     return None
 
 

@@ -1,0 +1,77 @@
+"""Who gives way to a new connection, and who is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from dshealthd.http import connection_limiter
+from dshealthd.http.connection_limiter import CloseReason, ConnectionLimiter
+
+PLACES = 2
+"""Of each client."""
+
+
+class Held:
+    """A connection that has been in a state for some seconds."""
+
+    def __init__(self, client: str, state: str, seconds: float) -> None:
+        """`state` is the limiter's method that records it."""
+        self.client, self.state, self.seconds = client, state, seconds
+        self.is_evicted = False
+
+    def evict(self) -> None:
+        """Give way; its place is returned once it is closed."""
+        self.is_evicted = True
+
+
+A, B, NEW = "a", "b", "new"
+
+
+@pytest.mark.parametrize(("held", "known", "client", "evicted"), [
+    # What an unknown client has not asked for in a moment.
+    ([(A, "awaits", 0.25), (B, "rest", 9.0)], B, NEW, 0),
+    # Before that, the longest idle connection of a client with more than the new one.
+    ([(A, "awaits", 0.24), (B, "rest", 9.0), (B, "rest", 1.0)], B, NEW, 1),
+    ([(A, "rest", 9.0), (B, "rest", 8.0), (B, "rest", 1.0)], A + B, A, 1),
+    # What has just come, where the new client has as many.
+    ([(A, "awaits", 0.24), (B, "rest", 9.0)], B, B, 0),
+    ([(A, "awaits", 0.0)], "", NEW, 0),
+    # Known clients after unknown ones.
+    ([(A, "awaits", 5.0), (B, "awaits", 0.1)], A, NEW, 1),
+    ([(A, "awaits", 5.0), (B, "awaits", 0.1)], A + B, NEW, 0),
+    # What is being answered, if it is slow.
+    ([(A, "answers", 1.0), (B, "answers", 0.1)], A + B, NEW, 0),
+    ([(A, "answers", 0.99)], A, NEW, None),
+    # At a client's own limit, its idle connection, or the one whose request is awaited longest.
+    ([(A, "awaits", 9.0), (A, "rest", 1.0), (B, "awaits", 9.0)], A, A, 1),
+    ([(A, "answers", 9.0), (A, "awaits", 1.0), (B, "awaits", 9.0)], A, A, 1),
+    ([(A, "answers", 9.0), (A, "answers", 9.0), (B, "awaits", 9.0)], A, A, None),
+])  # fmt: skip
+def test_who_gives_way(
+    held: list[tuple[str, str, float]],
+    known: str,
+    client: str,
+    evicted: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With all places taken; nobody for a client that must wait, which is counted."""
+    now = [0.0]
+    monkeypatch.setattr(connection_limiter, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    gate = ConnectionLimiter(limit=len(held), limit_per_address=PLACES)
+    connections = [Held(*each) for each in held]
+    for each in connections:
+        now[0] = 100.0 - each.seconds
+        assert gate.admit(each.client)
+        getattr(gate, each.state)(each.client, each)
+    now[0] = 100.0
+    gate._known.clear()
+    for name in known:
+        gate.know(name)
+    assert not gate.admit(client)  # none has been closed yet
+    assert [each.is_evicted for each in connections] == [
+        number == evicted for number in range(len(held))
+    ]
+    assert gate.refused[CloseReason.TOTAL] == 1
+    assert gate.refused[CloseReason.REPLACED] == (evicted is not None)
