@@ -222,8 +222,10 @@ class Reader:
     def _flush_sample(self) -> Iterator[None]:
         if self._sample is not None:
             sample, self._sample = self._sample, None
-            texts = (text for raw in sample for text in logs.lines(raw.text))
-            self._splitter.learn(islice(texts, MAX_SAMPLE))
+            told = self._splitter
+            told.mark(raw.text for raw in sample)
+            texts = (text for raw in sample for text in logs.lines(told.unmarked(raw.text)))
+            told.learn(islice(texts, MAX_SAMPLE))
             yield
             for raw in sample:
                 yield from self._line(raw)
@@ -234,8 +236,9 @@ class Reader:
             yield
 
     def _line(self, raw: logs.Raw) -> Iterator[None]:
-        place = Place(self._file, raw.number, raw.text.strip()[:MAX_QUOTE])
-        for text in logs.lines(raw.text):
+        told = self._splitter.unmarked(raw.text)
+        place = Place(self._file, raw.number, told.strip()[:MAX_QUOTE])
+        for text in logs.lines(told):
             self._text(text[:MAX_TEXT], place)
             yield
 

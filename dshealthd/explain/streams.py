@@ -5,6 +5,7 @@ Prefixes nest (`3: [default1]:[rank13]:[E1122 04:44:58.499 …] `), so they are 
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ _SHAPE = 1 << 10
 MAX_ORIGINS = 4096
 """Maximum number of origins remembered for a shape."""
 _ALIKE = bytes.maketrans(b"123456789", b"000000000")
+_NEARLY_ALL = 0.9
+"""Share of a file's first lines that must have what a collector puts before every line."""
 _SAMPLE = 0.6
 """Share of a file's first lines that must begin with `77: `, or with a host, for it to be a prefix:
 launchers add lines of their own."""
@@ -59,7 +62,7 @@ _DIGIT = re.compile(
     r"|[ ]\|[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]*\|[ ][\w.<>]{1,100}:[\w.<>]{1,60}:\d+[ ]-"
     r"|[ ]-[ ][\w.]{1,80}[ ]-[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]-)?"  # logging
     r"(?:[ ][-:|])?[ ]?"
-    rf"(?:(?P<named>[\w.-]+)[ ](?P<tag>(?!{_CLASS})[\w.@-]+(?:\[\d+\])?):[ ](?:\[[ "
+    rf"(?:(?P<named>[\w.-]+)[ ](?P<tag>(?!{_CLASS}|\d+:)[\w.@-]+(?:\[\d+\])?):[ ](?:\[[ "
     r"]*\d+\.\d+\][ ])?)?"
 )
 _LETTER = re.compile(
@@ -70,7 +73,8 @@ _LETTER = re.compile(
     r"|\d+[ ][^\]\s]{1,160})\][ ]?"
     r"|(?P<named_2>[a-z][\w.-]*\d[\w.-]*)[ ](?P<tag_2>[\w./@-]{2,60}\[\d{1,10}\]):[ ]"  # cut
     r"|(?:INFO|WARNING|ERROR)[ ]\d\d-\d\d[ ]\d\d:\d\d:\d\d[ ]\[?[\w./]{1,80}:\d+\][ ]?"  # vLLM
-    r"|(?P<host_nccl>[\w.-]{1,255}):(?P<pid>\d{1,10}):\d{1,10}[ ](?:\[(?P<gpu>\d{1,6})\][ ])?"
+    r"|(?P<host_nccl>(?!\d+:)[\w.-]{1,255}):(?P<pid>\d{1,10}):\d{1,10}[ ]"
+    r"(?:\[(?P<gpu>\d{1,6})\][ ])?"
     r"(?=.{0,80}NCCL[ ](?:WARN|INFO|TRACE|CALL))"
 )
 _RAY = re.compile(
@@ -82,11 +86,16 @@ _LABEL = re.compile(r"\b(?:host(?:name)?|node(?:_name)?|pod)=\"?(?P<host>[\w.-]{
 _TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
 _NODE = re.compile(
     r"\[?(?P<host>[A-Za-z][\w.-]*\w)"
-    r"(?::|\]|(?: \S{1,63})? [|>]| (?P<container>[a-z][a-z\d-]{1,62}))(?:[ ]|$|(?=\[))"
+    r"(?::|\]|(?: \S{1,63})? {1,40}[|>]| (?P<container>[a-z][a-z\d-]{1,62}))(?:[ ]|$|(?=\[))"
 )
 """A node or pod before every line, as pdsh, compose, stern and loggers of launchers put it."""
 _ENOUGH = 4
-"""A file must have more lines than this to tell host names from other words before a colon."""
+"""A file must have more lines than this to tell a prefix from what its lines say."""
+_UNNAMED = re.compile(
+    r"(?:[^A-Za-z]|[A-Z][a-z]{2}(?= +\d)|(?<=\d)[TZ]"
+    r"|[\w./-]{1,200}\.(?:log|txt|out|err)(?=[:-]\d))*"
+)
+"""A prefix that names nothing: numbers, dates and marks, and a file whose lines are numbered."""
 _NUMBERS = frozenset({"rank", "local", "task", "pid", "gpu", "launcher"})
 """Groups of prefixes that are numbers of the line's origin."""
 _STAMPS = ("iso", "glog", "uptime", "ctime", "syslog")
@@ -98,10 +107,12 @@ _FULL = 2
 """Number of lines of the greatest length, each with a rest after it, that shows a log to be
 wrapped."""
 _NUMBER = re.compile(r"\d+")
+_BREAK = re.compile(r"\s+|(?<=\d)[:-](?=\D|$)")
+_INDENT = re.compile(r"^\s+(?=\d)")
 _ANCHOR = re.compile(
     r"\[(?:rank|default)\d{1,6}\]:|\[\d+,\d+\]<std|Traceback \(most recent call last\)"
     r"|\[[EWIF]\d{3,4} \d\d:|\[[EWIF] [\w.]{1,80}:\d+\]"
-    r"|(?<![\w.-])[\w.-]{1,80}:\d+:\d+ (?:\[\d+\] )?.{0,60}NCCL (?:WARN|INFO)"
+    r"|(?<![\w.-])(?!\d+:)[\w.-]{1,80}:\d+:\d+ (?:\[\d+\] )?.{0,60}NCCL (?:WARN|INFO)"
 )
 """How lines begin that no collector writes: what stands before is a prefix, known or not."""
 _REST = re.compile(r"[ ,.;:)]?[a-z0-9]")
@@ -187,9 +198,13 @@ class Splitter:
         self.source = source
         self.has_tasks = False
         self.nodes: frozenset[bytes] = frozenset()
-        """The nodes that prefixes name, with all digits alike."""
+        """The names in a column before the lines, with all digits alike."""
+        self.has_hosts = False
+        """Whether they are several, and so hosts: a single one may be the program's."""
         self._width = 0
         """Length of the lines that a terminal or a logger has wrapped; 0 if none are."""
+        self._mark: re.Pattern[str] | None = None
+        """What stands before every line and names nothing."""
         self._lead: re.Pattern[str] | None = None
         """What stood before the last anchor, in no form that is known, and so before other
         lines."""
@@ -220,19 +235,55 @@ class Splitter:
             and not match.groupdict().get("level")
             for line in sample
         )
-        self.is_stamped = len(sample) > _ENOUGH and stamps >= 0.9 * len(sample)
-        tasks = sum(_TASK.match(line) is not None for line in sample)
-        self.has_tasks = len(sample) > 1 and tasks >= _SAMPLE * len(sample)
+        self.is_stamped = len(sample) > _ENOUGH and stamps >= _NEARLY_ALL * len(sample)
+        self.is_stamped |= any('  File "' in line and _DIGIT.match(line) for line in sample)
+        begins = [match.end() if (match := _DIGIT.match(line)) else 0 for line in sample]
+        tasks = [_TASK.match(line, at) for line, at in zip(sample, begins, strict=True)]
+        self.has_tasks = len(sample) > 1 and sum(map(bool, tasks)) >= _SAMPLE * len(sample)
         columns: dict[str | None, Counter[str]] = defaultdict(Counter)
-        for line in sample:
-            stamp = _DIGIT.match(line)
-            match = _NODE.match(line, stamp.end() if stamp else 0)
-            if match and is_name_of_host(match["host"]):
+        for line, begin, task in zip(sample, begins, tasks, strict=True):
+            match = _NODE.match(line, task.end() if task and self.has_tasks else begin)
+            if match and (is_name_of_host(match["host"]) or match[0].rstrip()[-1] in "|>"):
                 columns[match["container"]][match["host"]] += 1
         for nodes in columns.values():
-            # A single name before every line may be that of the program.
-            if len(nodes) > 1 and sum(nodes.values()) >= max(_ENOUGH, _SAMPLE * len(sample)):
+            if sum(nodes.values()) >= max(_ENOUGH, _SAMPLE * len(sample)):
                 self.nodes = frozenset(map(same_digits, nodes))
+                self.has_hosts = len(nodes) > 1 and all(map(is_name_of_host, nodes))
+
+    def unmarked(self, text: str) -> str:
+        """Return a line without colors, and without what stands before every line."""
+        if "\x1b" in text:
+            text = ANSI.sub("", text)
+        match = None if self._mark is None else self._mark.match(text)
+        return text if match is None else text[match.end() :]
+
+    def mark(self, lines: Iterable[str]) -> None:
+        """Learn from the first lines of the file what stands before every line, whatever its
+        numbers, unless it is of a known form, which says more.
+        """
+        sample = [line for line in map(self.unmarked, lines) if line.strip()]
+        if len(sample) <= _ENOUGH or self._have_prefixes(sample):
+            return
+        # Numbers of lines are aligned to the right.
+        forms = [_NUMBER.sub("0", _INDENT.sub("", line)) for line in sample]
+        whole = os.path.commonprefix(forms)  # noqa: RUF071 - of characters, no paths
+        for end in (found.end() for found in _BREAK.finditer(whole)):
+            mark = whole[:end]
+            if _UNNAMED.fullmatch(mark) is None:
+                continue
+            if _TASK.fullmatch(mark) and not _are_numbered(sample):
+                break
+            text = mark.rstrip()
+            begin = r"\s*" if text.startswith("0") else ""
+            numbered = r"\d+".join(map(re.escape, text.split("0")))
+            self._mark = re.compile(f"{begin}{numbered}(?:{re.escape(mark[len(text) :])}|$)")
+            if self._have_prefixes(map(self.unmarked, sample)):
+                break
+
+    def _have_prefixes(self, lines: Iterable[str]) -> bool:
+        """Return whether more than a few lines have a prefix of a known form."""
+        found = [self._prefix(line) is not None for line in lines]
+        return sum(found) > (1 - _NEARLY_ALL) * len(found)
 
     def follow(self, lead: str, origin: Origin) -> Origin:
         """Take a text, whatever its numbers, for what stands before the next lines, too; return the
@@ -271,8 +322,6 @@ class Splitter:
 
     def split(self, text: str) -> Line:
         """Return a line's text without prefixes, its origin, and its timestamp."""
-        if "\x1b" in text:
-            text = ANSI.sub("", text)
         template = same_digits(text)
         shapes = self._shapes.get(self._lead)
         shape = None if shapes is None else shapes.get(template)
@@ -349,7 +398,7 @@ class Splitter:
                     stamp = name, part
                 elif name == "level":
                     level = value
-                elif name == "host":
+                elif name == "host" and (match.re is not _NODE or self.has_hosts):
                     host = part
             for group in found.keys() & {"named", "named_2"}:
                 named = begin + match.start(group)
@@ -394,14 +443,25 @@ def _syslog_host(match: re.Match[str]) -> str | None:
     return host if not is_logger or is_name_of_host(host) else None
 
 
+def _are_numbered(lines: Sequence[str]) -> bool:
+    """Return whether the numbers that lines begin with are their own: each is greater than the one
+    before, and the first is not that of a task, which is 0.
+    """
+    numbers = [int(found[0]) for line in lines if (found := _NUMBER.search(line))]
+    return numbers[0] > 0 and all(one < other for one, other in pairwise(numbers))
+
+
 def _wrapped_at(lines: Sequence[str]) -> int:
     """Return the length at which the lines of a log were wrapped; 0 if they were not.
 
-    Lines of one form may all have one length, but then each begins as a record does.
+    Lines of one form may all have one length, but then each begins as a record does. A launcher or
+    a person may have added a few longer lines.
     """
-    width = max(map(len, lines))
-    cut = sum(
-        len(line) == width and _REST.match(following) is not None and not _RECORD.match(following)
+    cut = Counter(
+        len(line)
         for line, following in pairwise(lines)
+        if _REST.match(following) is not None and not _RECORD.match(following)
     )
-    return width if MIN_WIDTH <= width <= MAX_WIDTH and cut >= _FULL else 0
+    width, count = max(cut.items(), key=lambda item: (item[1], item[0]), default=(0, 0))
+    longer = sum(len(line) > width for line in lines)
+    return width if MIN_WIDTH <= width <= MAX_WIDTH and count >= _FULL and count > longer else 0
