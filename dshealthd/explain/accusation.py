@@ -162,15 +162,22 @@ def _of_one(root: Event, alike: Sequence[Event], case: Case) -> list[int]:
 
 
 def _struck(root: Event, case: Case) -> list[int]:
-    """Return the ranks that a host's failure struck: those whose process its kernel names, or else
-    that failed on it, not only by losing a peer; empty if these are all ranks.
+    """Return the ranks that a host's failure struck: those whose process or GPU its kernel
+    names, or else that failed on it, not only by losing a peer; empty if these are all ranks.
     """
     identities = case.identities
     if root.host is None:
         return []
-    beneath = (one for one in case.told if one.layer == "hardware" and are_near(one, root))
+    beneath = [
+        one
+        for one in case.told
+        if one.layer == "hardware"
+        and (are_near(one, root) or (one.slug, one.host) == (root.slug, root.host))
+    ]
     pids = (named(one.place.quote).get("pid") for one in beneath)
-    named_ranks = {identities.of_pid(int(pid)) for pid in pids if pid} - {None}
+    known = [*(identities.of_pid(int(pid)) for pid in pids if pid), *(one.rank for one in beneath)]
+    if any(rank is not None for rank in known):
+        return sorted({rank for rank in known if rank is not None})
     failed = {
         event.rank
         for event in (*case.causes, *case.consequences)
@@ -180,8 +187,7 @@ def _struck(root: Event, case: Case) -> list[int]:
     there = {rank for rank in failed if identities.is_on(rank, root.host)}
     if root.layer == "hardware" and len(failed) == 1 and not any(map(identities.host, failed)):
         there = failed
-    ranks = {rank for rank in named_ranks or there if rank is not None}
-    return [] if ranks >= case.seen else sorted(ranks)
+    return [] if there >= case.seen else sorted(there)
 
 
 def _blocked_alone(events: Sequence[Event], case: Case) -> int | None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import order, remarks
+from dshealthd.explain.events import Origin
 from dshealthd.explain.reading import PATTERN as STATED
 from dshealthd.explain.reading import cause, standing
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 OF_LOST_PEERS = {f"nccl-remote-error/{name}" for name in ("nccl", "gloo", "store")}
 """Reports that a peer is gone: how it ended, or what cut it off, only its own log can say."""
-_LOOPBACK = "rendezvous-unreachable/loopback"
 _OF_FILES = "checkpoint-path"
 _OF_WHAT_IS_BENEATH = {_OF_FILES, "bad-link"}
 """Failures of files and devices, as a program sees them."""
@@ -54,10 +54,18 @@ def candidates(case: Case) -> list[Event]:
         case.explained = why and root
     if why is not None:
         found.insert(0, why)
-    if found and found[0].pattern == "rendezvous-unreachable/gloo":
-        # With the loopback address, a single node works.
-        found[:0] = [one for one in case.found.events if one.pattern == _LOOPBACK][:1]
+    if found and found[0].layer == "communication" and not found[0].is_timeout:
+        found[:0] = _confirmations(found[0], case)[:1]
     return found
+
+
+def holding(root: Event, rank: int, case: Case) -> Event | None:
+    """Return what a layer beneath says of the process or node of a rank for which others waited;
+    None if nothing.
+    """
+    held = replace(root, rank=rank, host=case.identities.host(rank), fields={}, weak=True)
+    held.origin = Origin(root.origin.source)
+    return _beneath(held, case, _first_failure(case))
 
 
 def is_telling(event: Event, case: Case) -> bool:
@@ -72,6 +80,20 @@ def is_telling(event: Event, case: Case) -> bool:
 def precedes(event: Event, other: Event) -> bool:
     """Return whether a line stands before another in the same file."""
     return event.origin.source == other.origin.source and event.order < other.order
+
+
+def _confirmations(root: Event, case: Case) -> list[Event]:
+    """Return what says more of a failed connection: the reason of an attempt before it, or an
+    address that only works on a single node.
+    """
+    return [
+        one
+        for one in case.found.events
+        if one.role == "confirmation"
+        and (one.slug, one.layer) == (root.slug, root.layer)
+        and one.pattern != root.pattern
+        and all(root.fields.get(name, value) == value for name, value in one.fields.items())
+    ]
 
 
 def _first_failure(case: Case) -> order.Span | None:
@@ -194,4 +216,5 @@ def _pids(root: Event, case: Case) -> set[str]:
     """Return the processes that a failure names, or that its rank had."""
     pids = {root.fields.get("pid"), str(root.origin.pid)}
     pids |= {str(one.pid) for one in case.found.failures if one.rank == root.rank is not None}
+    pids |= {str(pid) for pid in case.identities.pids(root.rank)}
     return {pid for pid in pids if pid}

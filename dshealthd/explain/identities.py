@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dshealthd.explain.facts import Recognized
 
 _BEFORE = re.compile(r"\[?([\w][\w.-]*\w)[\]@ ]")
+_WORD = re.compile(r"\w[\w.-]*\w")
 _MADE_FOR_A_JOB = re.compile(r"-[a-z\d]{5}$")
 _TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
 
@@ -194,6 +195,12 @@ class Identities:
         """Return the rank of a process that another line names; None if unknown or ambiguous."""
         return only(self._ranks.get(pid, set()))
 
+    def pids(self, rank: int | None) -> set[int]:
+        """Return the processes that are known to be only a rank's."""
+        return {
+            key for key, own in self._ranks.items() if isinstance(key, int) and only(own) == rank
+        }
+
     def of_gpu(self, host: str | None, pci: str) -> int | None:
         """Return the rank that runs on a GPU; None if unknown or ambiguous."""
         known = PCI.match(pci.lower())
@@ -237,14 +244,17 @@ class Identities:
         return one is not None and any(found - {one} for found in self._hosts.values())
 
     def above(self, source: int, order: int) -> Heading:
-        """Return what stands over a part of a log, as far as other lines know its names."""
+        """Return what stands over a part of a log, as far as other lines know its names: the last
+        heading before it, or else the file's name.
+        """
         for begin, heading in reversed(self._found.sources[source].headings):
             if begin > order:
                 continue
             host = heading.host or self.known(heading.words)
             if host is not None or not heading.is_name:
                 return heading._replace(host=host)
-        return Heading()
+        words = _WORD.findall(PurePath(self._found.sources[source].name).name)
+        return Heading(host=self.known(words))
 
     def known(self, words: Iterable[str]) -> str | None:
         """Return the only pod, or else the only host, that words name and other lines know. A word

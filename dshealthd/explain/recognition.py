@@ -78,7 +78,7 @@ class Recognizer:
         self.patterns = patterns or known.load()
         self.find = finder or Templates(self.patterns)
         self.kinds = Kinds(self.patterns)
-        self._kept: dict[tuple[str, Origin], Event] = {}
+        self._kept: dict[tuple[str, str, Origin], Event] = {}
         self._order = 0
 
     def add(
@@ -118,11 +118,13 @@ class Recognizer:
 
     def again(
         self,
-        key: tuple[str, Origin],
+        key: tuple[str, str, Origin],
         fields: Mapping[str, str],
         place: Place,
         order: int,
-        progress: int,
+        facts: SourceFacts,
+        *,
+        is_warning: bool,
     ) -> Event | None:
         """Count an event that its stream has had before; None if it is new."""
         kept = self._kept.get(key)
@@ -134,13 +136,16 @@ class Recognizer:
         if kept.fields != fields and not is_hint:
             return None
         kept.count += 1
-        kept.last, kept.last_order, kept.progress = place, order, progress
+        kept.last, kept.last_order = place, order
+        kept.progress, kept.calm, kept.is_warning = facts.progress, facts.calm, is_warning
         return kept
 
     def keep(self, event: Event) -> Event:
         """Keep an event, or count it if its stream has had the same before."""
-        key = event.pattern, event.origin
-        if kept := self.again(key, event.fields, event.place, event.order, event.progress):
+        key = event.pattern, event.role, event.origin
+        facts = self.found.sources[event.origin.source]
+        warns = event.is_warning
+        if kept := self.again(key, event.fields, event.place, event.order, facts, is_warning=warns):
             return kept
         if len(self.found.events) >= self._max_events:
             self.found.dropped += 1
@@ -151,8 +156,8 @@ class Recognizer:
 
     def subordinate(self, event: Event) -> None:
         """Turn a cause into a consequence; the next event of its pattern is one of its own."""
+        self._kept.pop((event.pattern, event.role, event.origin), None)
         event.role = "consequence"
-        self._kept.pop((event.pattern, event.origin), None)
 
 
 class Reader:
@@ -336,7 +341,8 @@ class Reader:
             pattern, match = found
             is_warning = kind.level in {"calm", "warning"}
             self._keep(pattern, match.groupdict(), line, place, is_warning=is_warning)
-            return pattern.slug == "nccl-timeout"
+            if not _is_retry(pattern, line.level):
+                return pattern.slug == "nccl-timeout"
         if facts.statements.again(kind.template, place, self._order, facts.calm, line.origin):
             return False
         if kind.is_remark:
@@ -424,6 +430,7 @@ class Reader:
         traceback: Traceback | None = None, *, is_warning: bool = False,
     ) -> Event:  # fmt: skip
         known_fields = {pattern.names[name]: value for name, value in fields.items() if value}
+        role = "confirmation" if _is_retry(pattern, line.level) else pattern.role
         # Watchdogs give the rank in their group; the ledger reads it.
         is_watchdog = pattern.slug == "nccl-timeout"
         is_plain = not is_watchdog and pattern.role in {"cause", "consequence"}
@@ -437,16 +444,17 @@ class Reader:
                 **known_fields,
                 **(spoken_rank(line.text) or spoken_rank(head)),
             }
-        key = pattern.id, line.origin
+        key = pattern.id, role, line.origin
         if traceback is None and (is_plain or is_watchdog):
-            kept = self._parent.again(key, known_fields, place, self._order, self._facts.progress)
+            kept = self._parent.again(
+                key, known_fields, place, self._order, self._facts, is_warning=is_warning
+            )
             if kept is not None:
-                kept.calm, kept.is_warning = self._facts.calm, is_warning
                 return kept
         event = Event(
             slug=pattern.slug,
             pattern=pattern.id,
-            role=pattern.role,
+            role=role,
             layer=pattern.layer,
             says=known.said(pattern.says, known_fields),
             texts=pattern.says,
@@ -524,11 +532,18 @@ def _is_of_service(line: Line) -> bool:
 def _match(near: Iterable[Pattern], text: str, level: str) -> tuple[Pattern, re.Match[str]] | None:
     """Return the first pattern that matches a line's text, and its match."""
     for pattern in near:
-        if pattern.where == "any" or level in {"E", "F"}:
+        if pattern.where == "any" or level in {"E", "F"} or _is_retry(pattern, level):
             match = _fullest(pattern, text)
             if match:
                 return pattern, match
     return None
+
+
+def _is_retry(pattern: Pattern, level: str) -> bool:
+    """Return whether the words of an error are those of a warning: of an attempt that is made
+    again, which says why only if the attempts end in an error.
+    """
+    return pattern.where == "error" and level == "W"
 
 
 def _fullest(pattern: Pattern, text: str) -> re.Match[str] | None:
