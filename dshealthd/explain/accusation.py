@@ -9,7 +9,7 @@ from dshealthd.explain import clocks
 from dshealthd.explain.case import MISMATCH, are_near
 from dshealthd.explain.events import listed
 from dshealthd.explain.facts import SEVERAL
-from dshealthd.explain.group_verdicts import MAX_SIZE
+from dshealthd.explain.group_verdicts import MAX_SIZE, is_part_of_job
 from dshealthd.explain.names import named, ranks_in
 from dshealthd.explain.prefilter import bare
 
@@ -229,7 +229,8 @@ def absent_ranks(case: Case) -> list[int]:
     # Without a known world size there may be ranks without a log, and of two, one that no log has
     # may be the other's victim.
     alone = len(absent) == 1 and case.world is not None and case.seen.issuperset(absent)
-    is_clear = bool(absent) and (2 * len(absent) < size or alone)
+    is_part = is_part_of_job(absent) or case.identities.share_a_host(absent)
+    is_clear = is_part and (2 * len(absent) < size or alone)
     return absent if is_clear and not case.coverage.gaps(absent) else []
 
 

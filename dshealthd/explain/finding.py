@@ -201,7 +201,7 @@ def _says_no_reason(root: Event, ranks: Sequence[int], case: Case) -> bool:
         or (
             root.is_hollow
             and any(
-                remarks.is_of_others(kept.event.says) and kept.event.rank == root.rank
+                remarks.is_of_peers(kept.event.says) and kept.event.rank == root.rank
                 for kept in standing(case, near=root)
             )
         )

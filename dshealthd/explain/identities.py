@@ -126,6 +126,7 @@ class Identities:
                         self._ranks["log", number].add(own)
             if seat.pid is not None:
                 self._ranks[seat.pid].add(own)
+                self._ranks[seat.host and short(seat.host), seat.pid].add(own)
             if seat.pci is not None:
                 self._ranks[None, seat.pci].add(own)
                 if seat.host is not None:
@@ -174,7 +175,7 @@ class Identities:
                 if first:
                     return None
             is_one = len(found.launchers) < 2 and len(self._homes) < 2  # noqa: PLR2004
-            return origin.local if is_one else None
+            return origin.local if is_one and not any(map(any, self._first.values())) else None
         if origin.pid is not None:
             known = found.rank_of(origin)
             if known is not None:
@@ -182,6 +183,9 @@ class Identities:
             own = found.ranks_by_prefix.get((origin.source, origin.pid), set())
             if len(own) == 1:
                 return next(iter(own))
+            beside = self._ranks.get((origin.host and short(origin.host), origin.pid), set())
+            if len(beside) == 1:
+                return next(iter(beside))
         if origin.task is not None and not self.is_node(origin.source, origin.task):
             return origin.task
         return only(self._ranks.get(("log", origin.source), set()))

@@ -96,6 +96,9 @@ _ORDERLY = re.compile(
 _NEGATED = re.compile(
     r"\b(?:not|fail\w*|unable|cannot|never|without|instead of)\b|n't\b|un$", re.IGNORECASE
 )
+_UNABLE = re.compile(
+    r"(?:\b(?:cannot|not|never|(?:unable|failed) to)|n't) (?:be )?$", re.IGNORECASE
+)
 _SPENT = re.compile(
     r"retr(?:y|ies)\b.{0,20}(?:exceed|exhaust|fail|limit|left)"
     r"|(?:exceed|exhaust|after|max).{0,30}retr",
@@ -314,6 +317,11 @@ def names_source(text: str) -> bool:
     return _NATIVE.search(text) is not None
 
 
+def is_of_peers(text: str) -> bool:
+    """Return whether a message speaks of what a process notices of another."""
+    return re.search(_OF_PEERS, text, re.IGNORECASE) is not None
+
+
 def is_of_others(text: str) -> bool:
     """Return whether a message speaks of another process, or only of a failure as such."""
     return _WRAPS.search(text) is not None
@@ -321,6 +329,14 @@ def is_of_others(text: str) -> bool:
 
 def _fails(text: str) -> bool:
     return _FAILS.search(text) is not None and _FAILS.search(_UNREAL.sub(" ", text)) is not None
+
+
+def _is_handled(text: str) -> bool:
+    """Return whether a text says that a failure was dealt with, not that it could not be."""
+    match = _HANDLED.search(text)
+    if match is None or _SPENT.search(text):
+        return False
+    return _UNABLE.search(text[: match.start()]) is None
 
 
 def is_kernel(quote: str) -> bool:
@@ -380,7 +396,7 @@ def read(text: str, level: str, *, of_kernel: bool = False) -> Remark | None:
     weight = STATES
     if is_plain:
         weight = SAYS if level != "error" else STATES if fails else NOTES if of_nccl else LOGS
-    if not event and _HANDLED.search(text) and not _SPENT.search(text):
+    if not event and _is_handled(text):
         weight = DEALT if is_plain or level in {"warning", "calm"} else weight - 1
     elif level in {"warning", "calm"} and event is None:
         weight = HINTS
@@ -396,7 +412,7 @@ def read(text: str, level: str, *, of_kernel: bool = False) -> Remark | None:
         is_hollow(text)
         or text.endswith(":")
         or (event is None and ended(text) is not None)
-        or re.search(_OF_PEERS, text, re.IGNORECASE) is not None
+        or is_of_peers(text)
         or (inner is None and (_WRAPS.search(text) or FIELD.match(text)) is not None)
     )
     wraps = wraps and not of_kernel

@@ -85,7 +85,7 @@ _LABEL = re.compile(r"\b(?:host(?:name)?|node(?:_name)?|pod)=\"?(?P<host>[\w.-]{
 """What a collector such as Loki says of a line's origin, before its text."""
 _TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
 _NODE = re.compile(
-    r"\[?(?P<host>[A-Za-z][\w.-]*\w)"
+    r"\[?(?P<host>[A-Za-z][\w.-]*\w|\d{1,3}(?:\.\d{1,3}){3})"
     r"(?::|\]|(?: \S{1,63})? {1,40}[|>]| (?P<container>[a-z][a-z\d-]{1,62}))(?:[ ]|$|(?=\[))"
 )
 """A node or pod before every line, as pdsh, compose, stern and loggers of launchers put it."""
@@ -228,7 +228,6 @@ class Splitter:
         sample = [line[: MAX_WIDTH + 1] for line in lines if line.strip()]
         if not sample:
             return
-        self._width = _wrapped_at(sample)
         stamps = sum(
             (match := _DIGIT.match(line) or _LETTER.match(line)) is not None
             and match.groupdict().get("host_nccl") is None
@@ -249,6 +248,7 @@ class Splitter:
             if sum(nodes.values()) >= max(_ENOUGH, _SAMPLE * len(sample)):
                 self.nodes = frozenset(map(same_digits, nodes))
                 self.has_hosts = len(nodes) > 1 and all(map(is_name_of_host, nodes))
+        self._width = self._wrapped_at(sample)
 
     def unmarked(self, text: str) -> str:
         """Return a line without colors, and without what stands before every line."""
@@ -284,6 +284,21 @@ class Splitter:
         """Return whether more than a few lines have a prefix of a known form."""
         found = [self._prefix(line) is not None for line in lines]
         return sum(found) > (1 - _NEARLY_ALL) * len(found)
+
+    def _wrapped_at(self, lines: Sequence[str]) -> int:
+        """Return the length at which the lines of a log were wrapped; 0 if they were not.
+
+        Lines of one form may all have one length, but then each begins as a record does. A launcher
+        or a person may have added a few longer lines.
+        """
+        cut = Counter(
+            len(line)
+            for line, rest in pairwise(lines)
+            if _REST.match(rest) and not _RECORD.match(rest) and self._prefix(rest) is None
+        )
+        width, count = max(cut.items(), key=lambda item: (item[1], item[0]), default=(0, 0))
+        longer = sum(len(line) > width for line in lines)
+        return width if MIN_WIDTH <= width <= MAX_WIDTH and count >= _FULL and count > longer else 0
 
     def follow(self, lead: str, origin: Origin) -> Origin:
         """Take a text, whatever its numbers, for what stands before the next lines, too; return the
@@ -423,9 +438,8 @@ class Splitter:
             return _RAY.match(text)
         if self.has_tasks and (match := _TASK.match(text)):
             return match
-        if head.isdigit():
-            return _DIGIT.match(text) or _LETTER.match(text)
-        match = _LETTER.match(text) or (_NODE.match(text) if self.nodes else None)
+        match = _DIGIT.match(text) if head.isdigit() else None
+        match = match or _LETTER.match(text) or (_NODE.match(text) if self.nodes else None)
         if match and match.re is _NODE and same_digits(match["host"]) not in self.nodes:
             return None
         return match
@@ -449,19 +463,3 @@ def _are_numbered(lines: Sequence[str]) -> bool:
     """
     numbers = [int(found[0]) for line in lines if (found := _NUMBER.search(line))]
     return numbers[0] > 0 and all(one < other for one, other in pairwise(numbers))
-
-
-def _wrapped_at(lines: Sequence[str]) -> int:
-    """Return the length at which the lines of a log were wrapped; 0 if they were not.
-
-    Lines of one form may all have one length, but then each begins as a record does. A launcher or
-    a person may have added a few longer lines.
-    """
-    cut = Counter(
-        len(line)
-        for line, following in pairwise(lines)
-        if _REST.match(following) is not None and not _RECORD.match(following)
-    )
-    width, count = max(cut.items(), key=lambda item: (item[1], item[0]), default=(0, 0))
-    longer = sum(len(line) > width for line in lines)
-    return width if MIN_WIDTH <= width <= MAX_WIDTH and count >= _FULL and count > longer else 0
