@@ -102,7 +102,7 @@ def _first_failure(case: Case) -> order.Span | None:
     times = []
     for event in case.causes:
         is_job = event.layer in {"program", "communication", "launcher"}
-        if not is_job or event.time is None or remarks.is_kernel(event.place.quote):
+        if not is_job or event.time is None or event.of_kernel:
             continue
         times.append(event.time)
         earlier = first.setdefault(event.origin.source, event)
@@ -130,7 +130,7 @@ def _stated(found: Sequence[Event], case: Case) -> Event | None:
     root = found[0] if found else None
     said = standing(case, near=root if root is not None and root.is_hollow else None)
     if root is not None and root.is_hollow:  # `_beneath` reads the others
-        said = [kept for kept in said if not remarks.is_kernel(kept.event.place.quote)]
+        said = [kept for kept in said if not kept.event.of_kernel]
     if root is not None and root.layer in {"scheduler", "communication"}:
         said = [kept for kept in said if _may_explain(kept.event, root, case)]
     confirmed = any(is_telling(event, case) for event in (*found, *case.consequences))
@@ -177,7 +177,7 @@ def _beneath(root: Event, case: Case, first: order.Span | None) -> Event | None:
     found = [
         one
         for one in (*case.causes, *(kept.event for kept in standing(case)))
-        if (one.layer == "hardware" or remarks.is_kernel(one.place.quote))
+        if (one.layer == "hardware" or one.of_kernel)
         and one is not root
         and _is_about(one, root, case, first)
     ]

@@ -210,7 +210,7 @@ def seats(text: str, origin: Origin, rank: int | None = None) -> list[Seat]:
         Seat(
             origin,
             rank,
-            int(local[1]) if local else None,
+            int(local[1]) if local else origin.local,
             int(pid[1]) if pid else int(found["pid"]) if "pid" in found else origin.pid,
             found.get("host", origin.host),
             match[0] if (match := PCI.match(pci)) else None,

@@ -185,7 +185,7 @@ class Reader:
         """A line that the next one may continue, its last part, and its place in the file."""
         self._summary = LauncherSummary(self._found, source, self._assembler.feed)
         self._last: dict[Origin, Event] = Bounded(MAX_STREAMS)
-        self._in_stack = self._begins_in_stack = False
+        self._in_stack = self._begins_in_stack = self._of_kernel = False
         self._order = self._opened = 0
 
     def take(self, item: logs.Raw | logs.Skipped) -> Iterator[None]:
@@ -231,6 +231,8 @@ class Reader:
             told.mark(raw.text for raw in sample)
             texts = (text for raw in sample for text in logs.lines(told.unmarked(raw.text)))
             told.learn(islice(texts, MAX_SAMPLE))
+            if told.column is not None:
+                self._head(names.Heading(frozenset({told.column}), is_name=True))
             yield
             for raw in sample:
                 yield from self._line(raw)
@@ -296,6 +298,7 @@ class Reader:
     def _recognize(self, line: Line, kind: Kind, place: Place) -> bool:
         """Process a line; return whether it reports a failure or its end."""
         text, facts = line.text, self._facts
+        self._of_kernel = kind.of_kernel
         self._in_stack = kind.is_stack
         if self._in_stack and not self._order:
             self._begins_in_stack = True
@@ -410,7 +413,7 @@ class Reader:
             says=remark.content, steps=STEP, place=place, origin=line.origin,
             order=self._order, stamp=self._stamp(line), exact=line.stamp is not None, weak=True,
             fields={**self._details.fields, **spoken_rank(text), **ended},
-            progress=facts.progress,
+            progress=facts.progress, of_kernel=kind.of_kernel,
         )  # fmt: skip
         facts.statements.add(kind.template, remark, event, facts.calm)
 
@@ -423,7 +426,7 @@ class Reader:
     def _date(self, traceback: Traceback) -> None:
         """Give an exception its place among the lines, as its end may show only much later."""
         traceback.order, traceback.progress = self._order, self._facts.progress
-        traceback.stamp = self._stamp(traceback.line)
+        traceback.stamp, traceback.of_kernel = self._stamp(traceback.line), self._of_kernel
 
     def _keep(
         self, pattern: Pattern, fields: dict[str, str | None], line: Line, place: Place,
@@ -471,9 +474,10 @@ class Reader:
             progress=self._facts.progress,
             calm=self._facts.calm,
             is_warning=is_warning,
+            of_kernel=self._of_kernel,
         )
         if traceback is not None:
-            event.stamp = traceback.stamp
+            event.stamp, event.of_kernel = traceback.stamp, traceback.of_kernel
             event.order = event.last_order = traceback.order
             event.progress = traceback.progress
             event.frames, event.bare = tuple(traceback.frames), traceback.bare

@@ -147,9 +147,7 @@ _STACK = re.compile(
     r"|@|\^+|~+|[\w.]+ = |[\w.]+\((?:.*\))?$)"
 )
 """Stacks, and the code in them."""
-_KERNEL = re.compile(
-    r"\bkernel: |^\[ *\+?\d+\.\d{6}\]|\bkern +:|: kern: |^\[\w{3} \w{3} [ \d]\d [\d:]{8} \d{4}\]"
-)
+_KERNEL = re.compile(r"\bkernel: |\bkern +:|: kern: ")
 _PROCESSES = (
     r"(?:child(?:ren)?|workers?|engines?|subprocess|process(?:es)?|ranks?|tasks?|actors?|jobs?|step"
     r"|pods?|containers?|scheduler|server|launcher|group)"
@@ -340,7 +338,7 @@ def _is_handled(text: str) -> bool:
 
 
 def is_kernel(quote: str) -> bool:
-    """Return whether a line of a file is the kernel's, which repeats itself for days."""
+    """Return whether a line of a file names the kernel as its writer; `dmesg` does not."""
     return _KERNEL.search(quote[:200]) is not None
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -81,7 +81,10 @@ _RAY = re.compile(
     r"\((?P<actor>[\w.]+)(?:,?[ \[]rank=(?P<rank>\d{1,6})\]?)?[^()]{0,80}?pid=(?P<pid>\d{1,10})"
     r"(?:, ip=(?P<host>[\w.:-]+))?\)[ ]?"
 )
-_LABEL = re.compile(r"\b(?:host(?:name)?|node(?:_name)?|pod)=\"?(?P<host>[\w.-]{2,63})")
+_LABEL = re.compile(
+    r"(?:^|[^\n]{0,160}?\b)(?:host(?:name)?|node(?:_name)?)=\"?(?P<host>[\w.-]{2,63})"
+    r"|[^\n]{0,160}?\bpod=\"?(?P<pod>[\w.-]{2,63})"
+)
 """What a collector such as Loki says of a line's origin, before its text."""
 _TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
 _NODE = re.compile(
@@ -136,11 +139,6 @@ _PATH_RANK = re.compile(
     r"(?:^|[/._-])(?:global_?)?rank[_.-]?(?P<rank>\d{1,6})(?=[/._-]|$)", re.IGNORECASE
 )
 _PATH_LOCAL = re.compile(r"attempt_\d+/(?P<local>\d+)/(?:std(?:out|err)\.log|error\.json)$")
-_PATH_HOST = re.compile(
-    r"(?:^|/)(?P<host>(?:node|host|gpu|dgx|hgx|nid|cn|compute|pod)[a-z]{0,20}"
-    r"(?:-?[a-z]{0,10}\d{1,6}){1,4})(?:/[^/]*|\.(?:log|txt|out|err))$"
-)
-"""Host name in a log's file or folder name; other names are ambiguous."""
 
 
 @dataclass(slots=True)
@@ -198,13 +196,13 @@ class Splitter:
         self.source = source
         self.has_tasks = False
         self.nodes: frozenset[bytes] = frozenset()
-        """The names in a column before the lines, with all digits alike."""
-        self.has_hosts = False
-        """Whether they are several, and so hosts: a single one may be the program's."""
+        """The hosts in a column before the lines, with all digits alike."""
         self._width = 0
         """Length of the lines that a terminal or a logger has wrapped; 0 if none are."""
         self._mark: re.Pattern[str] | None = None
         """What stands before every line and names nothing."""
+        self.column: str | None = None
+        """The only name in a column before the lines."""
         self._lead: re.Pattern[str] | None = None
         """What stood before the last anchor, in no form that is known, and so before other
         lines."""
@@ -220,8 +218,7 @@ class Splitter:
             local = int(found["local"])
         elif rank is None and (found := _PATH_RANK.search(path)):
             rank = int(found["rank"])
-        host = match["host"] if (match := _PATH_HOST.search(path)) else None
-        self.base = Origin(source, rank=rank, local=local, host=host)
+        self.base = Origin(source, rank=rank, local=local)
 
     def learn(self, lines: Iterable[str]) -> None:
         """Learn from the first lines of the file what a collector or a person did to every line."""
@@ -238,16 +235,20 @@ class Splitter:
         self.is_stamped |= any('  File "' in line and _DIGIT.match(line) for line in sample)
         begins = [match.end() if (match := _DIGIT.match(line)) else 0 for line in sample]
         tasks = [_TASK.match(line, at) for line, at in zip(sample, begins, strict=True)]
-        self.has_tasks = len(sample) > 1 and sum(map(bool, tasks)) >= _SAMPLE * len(sample)
-        columns: dict[str | None, Counter[str]] = defaultdict(Counter)
-        for line, begin, task in zip(sample, begins, tasks, strict=True):
-            match = _NODE.match(line, task.end() if task and self.has_tasks else begin)
-            if match and (is_name_of_host(match["host"]) or match[0].rstrip()[-1] in "|>"):
-                columns[match["container"]][match["host"]] += 1
-        for nodes in columns.values():
-            if sum(nodes.values()) >= max(_ENOUGH, _SAMPLE * len(sample)):
-                self.nodes = frozenset(map(same_digits, nodes))
-                self.has_hosts = len(nodes) > 1 and all(map(is_name_of_host, nodes))
+        self.has_tasks = _is_column(tasks)
+        found = [
+            _column(line, task.end() if task and self.has_tasks else begin)
+            for line, begin, task in zip(sample, begins, tasks, strict=True)
+        ]
+        for container in {match["container"] for match in found if match}:
+            column = [one if one and one["container"] == container else None for one in found]
+            names = {match["host"] for match in column if match}
+            if (
+                len(names) > 1
+                and len(column) - column.count(None) >= _ENOUGH
+                and _is_column(column)
+            ):
+                self.nodes = frozenset(map(same_digits, filter(is_name_of_host, names)))
         self._width = self._wrapped_at(sample)
 
     def unmarked(self, text: str) -> str:
@@ -261,24 +262,28 @@ class Splitter:
         """Learn from the first lines of the file what stands before every line, whatever its
         numbers, unless it is of a known form, which says more.
         """
-        sample = [line for line in map(self.unmarked, lines) if line.strip()]
-        if len(sample) <= _ENOUGH or self._have_prefixes(sample):
-            return
-        # Numbers of lines are aligned to the right.
-        forms = [_NUMBER.sub("0", _INDENT.sub("", line)) for line in sample]
-        whole = os.path.commonprefix(forms)  # noqa: RUF071 - of characters, no paths
-        for end in (found.end() for found in _BREAK.finditer(whole)):
-            mark = whole[:end]
-            if _UNNAMED.fullmatch(mark) is None:
-                continue
-            if _TASK.fullmatch(mark) and not _are_numbered(sample):
-                break
-            text = mark.rstrip()
-            begin = r"\s*" if text.startswith("0") else ""
-            numbered = r"\d+".join(map(re.escape, text.split("0")))
-            self._mark = re.compile(f"{begin}{numbered}(?:{re.escape(mark[len(text) :])}|$)")
-            if self._have_prefixes(map(self.unmarked, sample)):
-                break
+        sample = list(lines)
+        expression = ""
+        for _ in range(MAX_PREFIXES):
+            rest = [line for line in map(self.unmarked, sample) if line.strip()]
+            if len(rest) <= _ENOUGH or self._have_prefixes(rest) or _are_of_tasks(rest):
+                return
+            alike = self._name_before(rest) or _mark_before(rest)
+            if alike is None:
+                return
+            expression += alike
+            self._mark = re.compile(expression)
+
+    def _name_before(self, lines: Sequence[str]) -> str | None:
+        """Return an expression for the name in a column before all lines, which may be that of the
+        program; None without one, or if there are several.
+        """
+        found = [_column(line, 0) for line in lines]
+        name = found[0]
+        if name is None or any(one is None or one[0] != name[0] for one in found):
+            return None
+        self.column = name["host"]
+        return _ended(re.escape(name[0].rstrip()), name[0])
 
     def _have_prefixes(self, lines: Iterable[str]) -> bool:
         """Return whether more than a few lines have a prefix of a known form."""
@@ -305,8 +310,8 @@ class Splitter:
         origin of a line with it.
         """
         self._lead = self._leading(lead)
-        label = _LABEL.search(lead)
-        return origin._replace(host=label["host"]) if label else origin
+        label = _LABEL.match(lead)
+        return origin._replace(host=label["host"] or label["pod"]) if label else origin
 
     def _leading(self, lead: str) -> re.Pattern[str] | None:
         return re.compile(r"\d+".join(map(re.escape, _NUMBER.split(lead)))) if lead else None
@@ -413,7 +418,7 @@ class Splitter:
                     stamp = name, part
                 elif name == "level":
                     level = value
-                elif name == "host" and (match.re is not _NODE or self.has_hosts):
+                elif name == "host":
                     host = part
             for group in found.keys() & {"named", "named_2"}:
                 named = begin + match.start(group)
@@ -425,8 +430,8 @@ class Splitter:
             if "host_nccl" in found:
                 break
         start = whole - len(text)
-        if host is None and lead is not None and (label := _LABEL.search(told, 0, start)):
-            host = slice(*label.span("host"))
+        if host is None and lead is not None and (label := _LABEL.match(told, 0, start)):
+            host = slice(*label.span(label.lastgroup or 0))
         return Shape(start, named, tuple(numbers.items()), host, stamp, level, prefixed, lead)
 
     def _prefix(self, text: str) -> re.Match[str] | None:
@@ -457,9 +462,42 @@ def _syslog_host(match: re.Match[str]) -> str | None:
     return host if not is_logger or is_name_of_host(host) else None
 
 
-def _are_numbered(lines: Sequence[str]) -> bool:
-    """Return whether the numbers that lines begin with are their own: each is greater than the one
-    before, and the first is not that of a task, which is 0.
+def _column(line: str, begin: int) -> re.Match[str] | None:
+    """Return the match of a name in a column before a line; None if it may be another word."""
+    match = _NODE.match(line, begin)
+    if match is None or not (is_name_of_host(match["host"]) or match[0].rstrip()[-1] in "|>"):
+        return None
+    return match
+
+
+def _is_column(found: Sequence[object]) -> bool:
+    """Return whether most lines have something, but for what a launcher prints before and after."""
+    having = [number for number, one in enumerate(found) if one is not None]
+    return len(having) > 1 and len(having) >= _SAMPLE * (having[-1] + 1 - having[0])
+
+
+def _are_of_tasks(lines: Sequence[str]) -> bool:
+    """Return whether lines begin with numbers of tasks, not with their own: of these, each is
+    greater than the one before, and the first is not 0.
     """
-    numbers = [int(found[0]) for line in lines if (found := _NUMBER.search(line))]
-    return numbers[0] > 0 and all(one < other for one, other in pairwise(numbers))
+    numbers = [int(match["task"]) for line in lines if (match := _TASK.match(line))]
+    is_ascending = all(one < other for one, other in pairwise(numbers))
+    return len(numbers) == len(lines) and not (numbers[0] > 0 and is_ascending)
+
+
+def _mark_before(lines: Sequence[str]) -> str | None:
+    """Return an expression for a mark that names nothing before all lines; None without one."""
+    for indent in ("", r"\s*"):  # numbers of lines are aligned to the right
+        forms = [_NUMBER.sub("0", _INDENT.sub("", line) if indent else line) for line in lines]
+        whole = os.path.commonprefix(forms)  # noqa: RUF071 - of characters, no paths
+        for found in _BREAK.finditer(whole):
+            mark = whole[: found.end()]
+            if _UNNAMED.fullmatch(mark):
+                numbered = r"\d+".join(map(re.escape, mark.rstrip().split("0")))
+                return indent + _ended(numbered, mark)
+    return None
+
+
+def _ended(expression: str, text: str) -> str:
+    """Return the expression of a prefix whose blanks an empty line lacks."""
+    return f"{expression}(?:{re.escape(text[len(text.rstrip()) :])}|$)"
