@@ -9,7 +9,7 @@ from dshealthd.explain import clocks
 from dshealthd.explain.case import MISMATCH, are_near
 from dshealthd.explain.events import listed
 from dshealthd.explain.facts import SEVERAL
-from dshealthd.explain.group_verdicts import MAX_SIZE
+from dshealthd.explain.group_verdicts import MAX_SIZE, is_part_of_job
 from dshealthd.explain.names import named, ranks_in
 from dshealthd.explain.prefilter import bare
 
@@ -162,15 +162,22 @@ def _of_one(root: Event, alike: Sequence[Event], case: Case) -> list[int]:
 
 
 def _struck(root: Event, case: Case) -> list[int]:
-    """Return the ranks that a host's failure struck: those whose process its kernel names, or else
-    that failed on it, not only by losing a peer; empty if these are all ranks.
+    """Return the ranks that a host's failure struck: those whose process or GPU its kernel
+    names, or else that failed on it, not only by losing a peer; empty if these are all ranks.
     """
     identities = case.identities
     if root.host is None:
         return []
-    beneath = (one for one in case.told if one.layer == "hardware" and are_near(one, root))
+    beneath = [
+        one
+        for one in case.told
+        if one.layer == "hardware"
+        and (are_near(one, root) or (one.slug, one.host) == (root.slug, root.host))
+    ]
     pids = (named(one.place.quote).get("pid") for one in beneath)
-    named_ranks = {identities.of_pid(int(pid)) for pid in pids if pid} - {None}
+    known = [*(identities.of_pid(int(pid)) for pid in pids if pid), *(one.rank for one in beneath)]
+    if any(rank is not None for rank in known):
+        return sorted({rank for rank in known if rank is not None})
     failed = {
         event.rank
         for event in (*case.causes, *case.consequences)
@@ -180,8 +187,7 @@ def _struck(root: Event, case: Case) -> list[int]:
     there = {rank for rank in failed if identities.is_on(rank, root.host)}
     if root.layer == "hardware" and len(failed) == 1 and not any(map(identities.host, failed)):
         there = failed
-    ranks = {rank for rank in named_ranks or there if rank is not None}
-    return [] if ranks >= case.seen else sorted(ranks)
+    return [] if there >= case.seen else sorted(there)
 
 
 def _blocked_alone(events: Sequence[Event], case: Case) -> int | None:
@@ -223,7 +229,8 @@ def absent_ranks(case: Case) -> list[int]:
     # Without a known world size there may be ranks without a log, and of two, one that no log has
     # may be the other's victim.
     alone = len(absent) == 1 and case.world is not None and case.seen.issuperset(absent)
-    is_clear = bool(absent) and (2 * len(absent) < size or alone)
+    is_part = is_part_of_job(absent) or case.identities.share_a_host(absent)
+    is_clear = is_part and (2 * len(absent) < size or alone)
     return absent if is_clear and not case.coverage.gaps(absent) else []
 
 

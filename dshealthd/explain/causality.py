@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import order, remarks
+from dshealthd.explain.events import Origin
 from dshealthd.explain.reading import PATTERN as STATED
 from dshealthd.explain.reading import cause, standing
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 OF_LOST_PEERS = {f"nccl-remote-error/{name}" for name in ("nccl", "gloo", "store")}
 """Reports that a peer is gone: how it ended, or what cut it off, only its own log can say."""
-_LOOPBACK = "rendezvous-unreachable/loopback"
 _OF_FILES = "checkpoint-path"
 _OF_WHAT_IS_BENEATH = {_OF_FILES, "bad-link"}
 """Failures of files and devices, as a program sees them."""
@@ -54,10 +54,18 @@ def candidates(case: Case) -> list[Event]:
         case.explained = why and root
     if why is not None:
         found.insert(0, why)
-    if found and found[0].pattern == "rendezvous-unreachable/gloo":
-        # With the loopback address, a single node works.
-        found[:0] = [one for one in case.found.events if one.pattern == _LOOPBACK][:1]
+    if found and found[0].layer == "communication" and not found[0].is_timeout:
+        found[:0] = _confirmations(found[0], case)[:1]
     return found
+
+
+def holding(root: Event, rank: int, case: Case) -> Event | None:
+    """Return what a layer beneath says of the process or node of a rank for which others waited;
+    None if nothing.
+    """
+    held = replace(root, rank=rank, host=case.identities.host(rank), fields={}, weak=True)
+    held.origin = Origin(root.origin.source)
+    return _beneath(held, case, _first_failure(case))
 
 
 def is_telling(event: Event, case: Case) -> bool:
@@ -74,13 +82,27 @@ def precedes(event: Event, other: Event) -> bool:
     return event.origin.source == other.origin.source and event.order < other.order
 
 
+def _confirmations(root: Event, case: Case) -> list[Event]:
+    """Return what says more of a failed connection: the reason of an attempt before it, or an
+    address that only works on a single node.
+    """
+    return [
+        one
+        for one in case.found.events
+        if one.role == "confirmation"
+        and (one.slug, one.layer) == (root.slug, root.layer)
+        and one.pattern != root.pattern
+        and all(root.fields.get(name, value) == value for name, value in one.fields.items())
+    ]
+
+
 def _first_failure(case: Case) -> order.Span | None:
     """Return when the job first failed; what the kernel says may be of another program."""
     first: dict[int, Event] = {}
     times = []
     for event in case.causes:
         is_job = event.layer in {"program", "communication", "launcher"}
-        if not is_job or event.time is None or remarks.is_kernel(event.place.quote):
+        if not is_job or event.time is None or event.of_kernel:
             continue
         times.append(event.time)
         earlier = first.setdefault(event.origin.source, event)
@@ -108,7 +130,7 @@ def _stated(found: Sequence[Event], case: Case) -> Event | None:
     root = found[0] if found else None
     said = standing(case, near=root if root is not None and root.is_hollow else None)
     if root is not None and root.is_hollow:  # `_beneath` reads the others
-        said = [kept for kept in said if not remarks.is_kernel(kept.event.place.quote)]
+        said = [kept for kept in said if not kept.event.of_kernel]
     if root is not None and root.layer in {"scheduler", "communication"}:
         said = [kept for kept in said if _may_explain(kept.event, root, case)]
     confirmed = any(is_telling(event, case) for event in (*found, *case.consequences))
@@ -155,7 +177,7 @@ def _beneath(root: Event, case: Case, first: order.Span | None) -> Event | None:
     found = [
         one
         for one in (*case.causes, *(kept.event for kept in standing(case)))
-        if (one.layer == "hardware" or remarks.is_kernel(one.place.quote))
+        if (one.layer == "hardware" or one.of_kernel)
         and one is not root
         and _is_about(one, root, case, first)
     ]
@@ -194,4 +216,5 @@ def _pids(root: Event, case: Case) -> set[str]:
     """Return the processes that a failure names, or that its rank had."""
     pids = {root.fields.get("pid"), str(root.origin.pid)}
     pids |= {str(one.pid) for one in case.found.failures if one.rank == root.rank is not None}
+    pids |= {str(pid) for pid in case.identities.pids(root.rank)}
     return {pid for pid in pids if pid}

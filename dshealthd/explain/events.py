@@ -122,6 +122,8 @@ class Event:
     """Lines of progress before it, in its file."""
     calm: int = 0
     """Healthy lines before it, in its file."""
+    of_kernel: bool = False
+    """Whether the kernel wrote its line."""
     is_warning: bool = False
     """Whether its line has a level below that of an error."""
     rank: int | None = None

@@ -230,8 +230,8 @@ class Recognized:
 
     def rank_of(self, origin: Origin) -> int | None:
         """Return the rank that a line's process has said; None if it has not."""
-        if origin.pid is None:
-            return None
+        if origin.rank is not None or origin.pid is None:
+            return origin.rank
         host = origin.host and names.short(origin.host)
         known = self.ranks_by_pid.get((origin.source, host, origin.pid))
         return None if known is None else known[1]

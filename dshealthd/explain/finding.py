@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.explain import order, remarks
 from dshealthd.explain.accusation import ALIKE, ON_ALL, accused, are_alike, left_silently
 from dshealthd.explain.case import MISMATCH, prepare
-from dshealthd.explain.causality import OF_LOST_PEERS, candidates, is_telling, precedes
+from dshealthd.explain.causality import OF_LOST_PEERS, candidates, holding, is_telling, precedes
 from dshealthd.explain.coverage import ABORTED, TERMINATED
 from dshealthd.explain.events import Event, Place
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
@@ -129,6 +128,8 @@ def decide(found: Recognized, *, year: int) -> Finding:
     ranks, proof, says = accused(root, case, verdicts)
     if case.explained is not None:  # whom what lies beneath it struck
         ranks = ranks or accused(case.explained, case, verdicts)[0]
+    if root.is_timeout and len(ranks) == 1 and (held := holding(root, ranks[0], case)):
+        case.explained, root, says, proof = root, held, held.says, (held.place, *proof)
     # A log that begins with it may have lost what came before, and the line's own beginning.
     is_torn = root.pattern == STATED and root.place.line == 1
     if is_torn:
@@ -145,7 +146,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
     if root.layer == "launcher" and not ranks and not root.first:
         case.missing.append("the log of the rank that failed first: no log here has its error")
     _argue(root, ordered, case)
-    beside = _beside(root, ranks)
+    beside = _beside(root, ranks, case)
     host, gpu = _whereabouts(root, ranks, case)
     host = host or beside.get("host")
     if _is_shared(root, ranks, says, case) or host == beside.get("pod"):
@@ -200,7 +201,7 @@ def _says_no_reason(root: Event, ranks: Sequence[int], case: Case) -> bool:
         or (
             root.is_hollow
             and any(
-                remarks.is_of_others(kept.event.says) and kept.event.rank == root.rank
+                remarks.is_of_peers(kept.event.says) and kept.event.rank == root.rank
                 for kept in standing(case, near=root)
             )
         )
@@ -257,11 +258,6 @@ def _adopt(root: Event, case: Case) -> None:
     Not by what else the logs say of hosts: ranks need not follow one another on a host (Slurm
     distributes them cyclically, too), and a host whose lines are here need not be the cause's.
     """
-    if root.host is None and remarks.is_kernel(root.place.quote):
-        # A kernel's log is of one machine, which the file may have its name from.
-        stem = PurePath(case.found.sources[root.origin.source].name).name.partition(".")[0]
-        hosts = {event.origin.host for event in case.found.events}
-        root.host = stem if stem in hosts else None
     ends = [
         event
         for event in (*case.causes, *case.consequences)
@@ -300,9 +296,9 @@ def _step(
     return advised(steps["missing"] if ranks else root.steps or steps["unknown"], values)
 
 
-def _beside(root: Event, ranks: Sequence[int]) -> dict[str, str]:
+def _beside(root: Event, ranks: Sequence[int], case: Case) -> dict[str, str]:
     """Return what the root's line and the lines beside it name, unless others are to blame."""
-    if _speaks_of_others(root, ranks):
+    if _speaks_of_others(root, ranks, case):
         return {}
     found = named(root.place.quote)
     if root.origin.pid is not None:
@@ -326,17 +322,17 @@ def _judged(case: Case) -> list[GroupVerdict]:
     return judge_groups(case.found.ledger, case.world, case.seen, case.coverage)
 
 
-def _speaks_of_others(root: Event, ranks: Sequence[int]) -> bool:
+def _speaks_of_others(root: Event, ranks: Sequence[int], case: Case) -> bool:
     """Return whether who reports a cause is not to blame for it."""
-    return (root.pattern == MISMATCH and not ranks) or (
-        bool(ranks) and root.rank not in {None, *ranks}
-    )
+    if ranks:
+        return root.rank not in {None, *ranks}
+    return root.pattern == MISMATCH or _only_noticed(root, case)
 
 
 def _whereabouts(root: Event, ranks: Sequence[int], case: Case) -> tuple[str | None, int | None]:
     """Return host and GPU of the culprits, not those of a rank that reports them."""
     hosts = {case.identities.host(rank) for rank in ranks}
-    if _speaks_of_others(root, ranks):
+    if _speaks_of_others(root, ranks, case):
         return only(hosts), None
     if case.identities.has_one_host:
         hosts -= {None}

@@ -239,13 +239,13 @@ def _missed(
     known = ledger.ranks_of.get(group)
     if known:
         return tuple(sorted(known[rank] for rank in absent)) if few else ()
-    if not _is_part(absent):
+    if not is_part_of_job(absent):
         return ()
     heard = len(absent) < size and set(absent) <= present
     return tuple(absent) if is_whole and (few or heard) else ()
 
 
-def _is_part(ranks: list[int]) -> bool:
+def is_part_of_job(ranks: list[int]) -> bool:
     """Return whether these are a single rank or one whole node: others may have ended too early."""
     count = len(ranks)
     return count == 1 or (

@@ -18,8 +18,17 @@ if TYPE_CHECKING:
     from dshealthd.explain.facts import Recognized
 
 _BEFORE = re.compile(r"\[?([\w][\w.-]*\w)[\]@ ]")
+_WORD = re.compile(r"\w[\w.-]*\w")
 _MADE_FOR_A_JOB = re.compile(r"-[a-z\d]{5}$")
 _TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
+
+
+_PATH_HOST = re.compile(
+    r"(?:^|/)(?P<host>(?:node|host|gpu|dgx|hgx|nid|cn|compute|pod)[a-z]{0,20}"
+    r"(?:-?[a-z]{0,10}\d{1,6}){1,4})(?:/[^/]*|\.(?:log|txt|out|err))$"
+)
+"""Host name in a log's file or folder name; other names are ambiguous.
+It may be another name than the host has elsewhere."""
 
 
 class Identities:
@@ -74,12 +83,29 @@ class Identities:
             if match := self._folder(source):
                 self._first[match["node"]] |= first
         self._learn_failures()
+        self._has_one_node = self._is_one_node()
         for facts in found.sources:
             for origin in facts.origins:
                 self.place(self.rank(origin), self.home(origin))
             for _, heading in facts.headings:
                 self.place(None, heading.host)
         self._learn_seats()
+
+    def _is_one_node(self) -> bool:
+        """Return whether nothing shows that there are several nodes: no launchers, hosts, node that
+        begins with another rank than 0, or rank within the node in two logs.
+        """
+        locals_ = [
+            one
+            for source, facts in enumerate(self._found.sources)
+            if self._folder(source) is None
+            for one in {(of.task, of.local) for of in facts.origins if of.local is not None}
+        ]
+        return (
+            max(len(self._found.launchers), len(self._homes)) < 2  # noqa: PLR2004
+            and not any(map(any, self._first.values()))
+            and len(locals_) == len(set(locals_))
+        )
 
     def _learn_failures(self) -> None:
         """Learn what launchers' summaries say of ranks and hosts."""
@@ -104,8 +130,10 @@ class Identities:
         for seat in found.seats:
             if seat.rank is not None and seat.local is not None:
                 of = seat.origin
-                key = short(seat.host) if seat.host else (of.source, of.task)
-                self._first[key].add(seat.rank - seat.local)
+                if seat.host is not None:
+                    self._first[short(seat.host)].add(seat.rank - seat.local)
+                if of.host is None:
+                    self._first[of.source, of.task].add(seat.rank - seat.local)
 
     def _learn_seats(self) -> None:
         """Learn what single lines say of where a rank runs."""
@@ -125,6 +153,7 @@ class Identities:
                         self._ranks["log", number].add(own)
             if seat.pid is not None:
                 self._ranks[seat.pid].add(own)
+                self._ranks[seat.host and short(seat.host), seat.pid].add(own)
             if seat.pci is not None:
                 self._ranks[None, seat.pci].add(own)
                 if seat.host is not None:
@@ -172,8 +201,7 @@ class Identities:
                     return next(iter(first)) + origin.local
                 if first:
                     return None
-            is_one = len(found.launchers) < 2 and len(self._homes) < 2  # noqa: PLR2004
-            return origin.local if is_one else None
+            return origin.local if self._has_one_node else None
         if origin.pid is not None:
             known = found.rank_of(origin)
             if known is not None:
@@ -181,6 +209,9 @@ class Identities:
             own = found.ranks_by_prefix.get((origin.source, origin.pid), set())
             if len(own) == 1:
                 return next(iter(own))
+            beside = self._ranks.get((origin.host and short(origin.host), origin.pid), set())
+            if len(beside) == 1:
+                return next(iter(beside))
         if origin.task is not None and not self.is_node(origin.source, origin.task):
             return origin.task
         return only(self._ranks.get(("log", origin.source), set()))
@@ -193,6 +224,12 @@ class Identities:
     def of_pid(self, pid: int) -> int | None:
         """Return the rank of a process that another line names; None if unknown or ambiguous."""
         return only(self._ranks.get(pid, set()))
+
+    def pids(self, rank: int | None) -> set[int]:
+        """Return the processes that are known to be only a rank's."""
+        return {
+            key for key, own in self._ranks.items() if isinstance(key, int) and only(own) == rank
+        }
 
     def of_gpu(self, host: str | None, pci: str) -> int | None:
         """Return the rank that runs on a GPU; None if unknown or ambiguous."""
@@ -217,6 +254,11 @@ class Identities:
         """Whether launchers and schedulers name a single host."""
         return len(self._launched) == 1
 
+    @property
+    def names(self) -> list[str]:
+        """The hosts that are known."""
+        return list(self._names.values())
+
     def name(self, host: str) -> str | None:
         """Return the name by which a scheduler knows a host, or else its first; None if unknown."""
         return self._names.get(short(host))
@@ -237,14 +279,26 @@ class Identities:
         return one is not None and any(found - {one} for found in self._hosts.values())
 
     def above(self, source: int, order: int) -> Heading:
-        """Return what stands over a part of a log, as far as other lines know its names."""
+        """Return what stands over a part of a log, as far as other lines know its names: the last
+        heading before it, or else the file's name.
+        """
+        above = Heading()
         for begin, heading in reversed(self._found.sources[source].headings):
             if begin > order:
                 continue
-            host = heading.host or self.known(heading.words)
-            if host is not None or not heading.is_name:
-                return heading._replace(host=host)
-        return Heading()
+            above = heading._replace(host=heading.host or self.known(heading.words))
+            if above.host is not None or not heading.is_name:
+                break
+        return above if above.host is not None else above._replace(host=self._named_after(source))
+
+    def _named_after(self, source: int) -> str | None:
+        """Return the host that a file has its name from: one that other lines know, or else of a
+        usual form; None if there is none.
+        """
+        name = self._found.sources[source].name
+        host = self.known(_WORD.findall(PurePath(name).name))
+        match = None if host is not None or self._names else _PATH_HOST.search(name)
+        return match["host"] if match else host
 
     def known(self, words: Iterable[str]) -> str | None:
         """Return the only pod, or else the only host, that words name and other lines know. A word

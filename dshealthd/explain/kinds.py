@@ -81,7 +81,9 @@ class Kinds:
 
     def of(self, line: Line, quote: str) -> Kind:
         """Return the kind of a line; `quote` is how it stands in its file."""
-        level, of_kernel = remarks.level_of(quote, line.level), remarks.is_kernel(quote)
+        level = remarks.level_of(quote, line.level)
+        of_kernel = line.stamp is not None and line.stamp.form in {"uptime", "ctime"}
+        of_kernel = of_kernel or remarks.is_kernel(quote)
         text, named = same_digits(line.text), same_digits(line.named)
         key = text, named, line.level, level, of_kernel, line.prefixed
         found = self._known.get(key)

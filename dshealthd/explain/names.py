@@ -23,8 +23,8 @@ _SPOKEN = re.compile(
 )
 """A rank in the text of a line; that in another group than the default one is not the job's."""
 _SAID = re.compile(
-    r"(?:(?:^|[:(,|=] *|\b(?:on|with|process|[Gg]lobal|MCW|[Ww]orker|[Cc]ontainer) )"
-    r"(?:[Rr]ank|RANK)(?:[ =]| id[:=])|\brank=)"
+    r"(?:(?:^|[:(,|=\]] *|\b(?:on|with|process|[Gg]lobal|MCW|[Ww]orker|[Cc]ontainer) )"
+    r"(?:[Rr]ank|RANK)(?:[ =]| id[:=])|\b(?:global_)?rank=)"
     r"(?P<rank>\d{1,6})\b(?![-.]\d|,? (?:and|or|to) )"
 )
 _ANY_RANK = re.compile(r"\branks?\b", re.IGNORECASE)
@@ -71,9 +71,10 @@ _ROSTER = re.compile(
 )
 """A host and the ranks on it, of which a launcher lists several in a line."""
 _RUN = re.compile(
-    r"(?:(?:on )?[A-Za-z_][\w-]*(?:[=:] ?| )['\"]?[\w.:-]*\d[\w.:-]*['\"]?[,;:|()\[\] ]*){2,12}"
+    r"(?:(?:on )?[A-Za-z_][\w-]*(?:[=:] ?| )['\"]?[\w.:/-]*\d[\w.:/-]*['\"]?[,;:|()\[\] ]*){2,12}"
 )
 """Names and values in a row: what stands among prose may be another's."""
+_ON = re.compile(r"\bon (?!(?i:[gn]pu|cuda|hip)\W?\d)(?P<host>[A-Za-z\d][\w.-]{0,62}\w)")
 _PROCESS = re.compile(r"\bprocess (\d{2,10}) spawned\b")
 _BUS = re.compile(r"\bbusId ([0-9a-f]{1,9})\b")
 PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}")
@@ -175,7 +176,7 @@ def may_pair(template: str) -> bool:
 def seats(text: str, origin: Origin, rank: int | None = None) -> list[Seat]:
     """Return where a line says that ranks run; empty if it names no rank or nothing beside one.
 
-    `rank` is that of its process, if known.
+    `rank` is that of its process, if known, unless it names another.
     """
     if (hosts := _roster(text)) is not None:
         first: dict[str, int] = {}
@@ -188,13 +189,16 @@ def seats(text: str, origin: Origin, rank: int | None = None) -> list[Seat]:
         ]
     local = _LOCAL.search(text)
     said = None if "[PG " in text else _SAID.search(text)
-    if rank is None and said is not None:
+    if said is not None:
         rank = int(said["rank"])
     if rank is None and local is None:
         return []
     begin = said.start("rank") if said else local.start(1) if local else 0
     beside = (run[0] for run in _RUN.finditer(text) if run.start() <= begin < run.end())
-    found = named(next(beside, ""))
+    row = next(beside, "")
+    found = named(row)
+    if (match := _ON.search(row)) and is_name_of_host(match["host"]):
+        found.setdefault("host", match["host"])
     pid = _PROCESS.search(text)
     bus = _BUS.search(text)
     log = _LOG.search(text)
@@ -206,7 +210,7 @@ def seats(text: str, origin: Origin, rank: int | None = None) -> list[Seat]:
         Seat(
             origin,
             rank,
-            int(local[1]) if local else None,
+            int(local[1]) if local else origin.local,
             int(pid[1]) if pid else int(found["pid"]) if "pid" in found else origin.pid,
             found.get("host", origin.host),
             match[0] if (match := PCI.match(pci)) else None,

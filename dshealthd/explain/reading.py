@@ -52,10 +52,7 @@ def standing(case: Case, near: Event | None = None) -> list[Statement]:
                 continue
             if weight in {remarks.HINTS, remarks.SAYS} and (
                 facts.alive > event.last_order
-                or (
-                    event.count >= CHATTER
-                    and (kept.calm > kept.first_calm or remarks.is_kernel(event.place.quote))
-                )
+                or (event.count >= CHATTER and (kept.calm > kept.first_calm or event.of_kernel))
             ):
                 continue
             found.append(kept)

@@ -78,7 +78,7 @@ class Recognizer:
         self.patterns = patterns or known.load()
         self.find = finder or Templates(self.patterns)
         self.kinds = Kinds(self.patterns)
-        self._kept: dict[tuple[str, Origin], Event] = {}
+        self._kept: dict[tuple[str, str, Origin], Event] = {}
         self._order = 0
 
     def add(
@@ -118,11 +118,13 @@ class Recognizer:
 
     def again(
         self,
-        key: tuple[str, Origin],
+        key: tuple[str, str, Origin],
         fields: Mapping[str, str],
         place: Place,
         order: int,
-        progress: int,
+        facts: SourceFacts,
+        *,
+        is_warning: bool,
     ) -> Event | None:
         """Count an event that its stream has had before; None if it is new."""
         kept = self._kept.get(key)
@@ -134,13 +136,16 @@ class Recognizer:
         if kept.fields != fields and not is_hint:
             return None
         kept.count += 1
-        kept.last, kept.last_order, kept.progress = place, order, progress
+        kept.last, kept.last_order = place, order
+        kept.progress, kept.calm, kept.is_warning = facts.progress, facts.calm, is_warning
         return kept
 
     def keep(self, event: Event) -> Event:
         """Keep an event, or count it if its stream has had the same before."""
-        key = event.pattern, event.origin
-        if kept := self.again(key, event.fields, event.place, event.order, event.progress):
+        key = event.pattern, event.role, event.origin
+        facts = self.found.sources[event.origin.source]
+        warns = event.is_warning
+        if kept := self.again(key, event.fields, event.place, event.order, facts, is_warning=warns):
             return kept
         if len(self.found.events) >= self._max_events:
             self.found.dropped += 1
@@ -151,8 +156,8 @@ class Recognizer:
 
     def subordinate(self, event: Event) -> None:
         """Turn a cause into a consequence; the next event of its pattern is one of its own."""
+        self._kept.pop((event.pattern, event.role, event.origin), None)
         event.role = "consequence"
-        self._kept.pop((event.pattern, event.origin), None)
 
 
 class Reader:
@@ -180,7 +185,7 @@ class Reader:
         """A line that the next one may continue, its last part, and its place in the file."""
         self._summary = LauncherSummary(self._found, source, self._assembler.feed)
         self._last: dict[Origin, Event] = Bounded(MAX_STREAMS)
-        self._in_stack = self._begins_in_stack = False
+        self._in_stack = self._begins_in_stack = self._of_kernel = False
         self._order = self._opened = 0
 
     def take(self, item: logs.Raw | logs.Skipped) -> Iterator[None]:
@@ -222,8 +227,12 @@ class Reader:
     def _flush_sample(self) -> Iterator[None]:
         if self._sample is not None:
             sample, self._sample = self._sample, None
-            texts = (text for raw in sample for text in logs.lines(raw.text))
-            self._splitter.learn(islice(texts, MAX_SAMPLE))
+            told = self._splitter
+            told.mark(raw.text for raw in sample)
+            texts = (text for raw in sample for text in logs.lines(told.unmarked(raw.text)))
+            told.learn(islice(texts, MAX_SAMPLE))
+            if told.column is not None:
+                self._head(names.Heading(frozenset({told.column}), is_name=True))
             yield
             for raw in sample:
                 yield from self._line(raw)
@@ -234,8 +243,9 @@ class Reader:
             yield
 
     def _line(self, raw: logs.Raw) -> Iterator[None]:
-        place = Place(self._file, raw.number, raw.text.strip()[:MAX_QUOTE])
-        for text in logs.lines(raw.text):
+        told = self._splitter.unmarked(raw.text)
+        place = Place(self._file, raw.number, told.strip()[:MAX_QUOTE])
+        for text in logs.lines(told):
             self._text(text[:MAX_TEXT], place)
             yield
 
@@ -288,6 +298,7 @@ class Reader:
     def _recognize(self, line: Line, kind: Kind, place: Place) -> bool:
         """Process a line; return whether it reports a failure or its end."""
         text, facts = line.text, self._facts
+        self._of_kernel = kind.of_kernel
         self._in_stack = kind.is_stack
         if self._in_stack and not self._order:
             self._begins_in_stack = True
@@ -333,7 +344,8 @@ class Reader:
             pattern, match = found
             is_warning = kind.level in {"calm", "warning"}
             self._keep(pattern, match.groupdict(), line, place, is_warning=is_warning)
-            return pattern.slug == "nccl-timeout"
+            if not _is_retry(pattern, line.level):
+                return pattern.slug == "nccl-timeout"
         if facts.statements.again(kind.template, place, self._order, facts.calm, line.origin):
             return False
         if kind.is_remark:
@@ -401,7 +413,7 @@ class Reader:
             says=remark.content, steps=STEP, place=place, origin=line.origin,
             order=self._order, stamp=self._stamp(line), exact=line.stamp is not None, weak=True,
             fields={**self._details.fields, **spoken_rank(text), **ended},
-            progress=facts.progress,
+            progress=facts.progress, of_kernel=kind.of_kernel,
         )  # fmt: skip
         facts.statements.add(kind.template, remark, event, facts.calm)
 
@@ -414,13 +426,14 @@ class Reader:
     def _date(self, traceback: Traceback) -> None:
         """Give an exception its place among the lines, as its end may show only much later."""
         traceback.order, traceback.progress = self._order, self._facts.progress
-        traceback.stamp = self._stamp(traceback.line)
+        traceback.stamp, traceback.of_kernel = self._stamp(traceback.line), self._of_kernel
 
     def _keep(
         self, pattern: Pattern, fields: dict[str, str | None], line: Line, place: Place,
         traceback: Traceback | None = None, *, is_warning: bool = False,
     ) -> Event:  # fmt: skip
         known_fields = {pattern.names[name]: value for name, value in fields.items() if value}
+        role = "confirmation" if _is_retry(pattern, line.level) else pattern.role
         # Watchdogs give the rank in their group; the ledger reads it.
         is_watchdog = pattern.slug == "nccl-timeout"
         is_plain = not is_watchdog and pattern.role in {"cause", "consequence"}
@@ -434,16 +447,17 @@ class Reader:
                 **known_fields,
                 **(spoken_rank(line.text) or spoken_rank(head)),
             }
-        key = pattern.id, line.origin
+        key = pattern.id, role, line.origin
         if traceback is None and (is_plain or is_watchdog):
-            kept = self._parent.again(key, known_fields, place, self._order, self._facts.progress)
+            kept = self._parent.again(
+                key, known_fields, place, self._order, self._facts, is_warning=is_warning
+            )
             if kept is not None:
-                kept.calm, kept.is_warning = self._facts.calm, is_warning
                 return kept
         event = Event(
             slug=pattern.slug,
             pattern=pattern.id,
-            role=pattern.role,
+            role=role,
             layer=pattern.layer,
             says=known.said(pattern.says, known_fields),
             texts=pattern.says,
@@ -460,9 +474,10 @@ class Reader:
             progress=self._facts.progress,
             calm=self._facts.calm,
             is_warning=is_warning,
+            of_kernel=self._of_kernel,
         )
         if traceback is not None:
-            event.stamp = traceback.stamp
+            event.stamp, event.of_kernel = traceback.stamp, traceback.of_kernel
             event.order = event.last_order = traceback.order
             event.progress = traceback.progress
             event.frames, event.bare = tuple(traceback.frames), traceback.bare
@@ -521,11 +536,18 @@ def _is_of_service(line: Line) -> bool:
 def _match(near: Iterable[Pattern], text: str, level: str) -> tuple[Pattern, re.Match[str]] | None:
     """Return the first pattern that matches a line's text, and its match."""
     for pattern in near:
-        if pattern.where == "any" or level in {"E", "F"}:
+        if pattern.where == "any" or level in {"E", "F"} or _is_retry(pattern, level):
             match = _fullest(pattern, text)
             if match:
                 return pattern, match
     return None
+
+
+def _is_retry(pattern: Pattern, level: str) -> bool:
+    """Return whether the words of an error are those of a warning: of an attempt that is made
+    again, which says why only if the attempts end in an error.
+    """
+    return pattern.where == "error" and level == "W"
 
 
 def _fullest(pattern: Pattern, text: str) -> re.Match[str] | None:

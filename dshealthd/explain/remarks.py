@@ -96,6 +96,9 @@ _ORDERLY = re.compile(
 _NEGATED = re.compile(
     r"\b(?:not|fail\w*|unable|cannot|never|without|instead of)\b|n't\b|un$", re.IGNORECASE
 )
+_UNABLE = re.compile(
+    r"(?:\b(?:cannot|not|never|(?:unable|failed) to)|n't) (?:be )?$", re.IGNORECASE
+)
 _SPENT = re.compile(
     r"retr(?:y|ies)\b.{0,20}(?:exceed|exhaust|fail|limit|left)"
     r"|(?:exceed|exhaust|after|max).{0,30}retr",
@@ -144,9 +147,7 @@ _STACK = re.compile(
     r"|@|\^+|~+|[\w.]+ = |[\w.]+\((?:.*\))?$)"
 )
 """Stacks, and the code in them."""
-_KERNEL = re.compile(
-    r"\bkernel: |^\[ *\+?\d+\.\d{6}\]|\bkern +:|: kern: |^\[\w{3} \w{3} [ \d]\d [\d:]{8} \d{4}\]"
-)
+_KERNEL = re.compile(r"\bkernel: |\bkern +:|: kern: ")
 _PROCESSES = (
     r"(?:child(?:ren)?|workers?|engines?|subprocess|process(?:es)?|ranks?|tasks?|actors?|jobs?|step"
     r"|pods?|containers?|scheduler|server|launcher|group)"
@@ -314,6 +315,11 @@ def names_source(text: str) -> bool:
     return _NATIVE.search(text) is not None
 
 
+def is_of_peers(text: str) -> bool:
+    """Return whether a message speaks of what a process notices of another."""
+    return re.search(_OF_PEERS, text, re.IGNORECASE) is not None
+
+
 def is_of_others(text: str) -> bool:
     """Return whether a message speaks of another process, or only of a failure as such."""
     return _WRAPS.search(text) is not None
@@ -323,8 +329,16 @@ def _fails(text: str) -> bool:
     return _FAILS.search(text) is not None and _FAILS.search(_UNREAL.sub(" ", text)) is not None
 
 
+def _is_handled(text: str) -> bool:
+    """Return whether a text says that a failure was dealt with, not that it could not be."""
+    match = _HANDLED.search(text)
+    if match is None or _SPENT.search(text):
+        return False
+    return _UNABLE.search(text[: match.start()]) is None
+
+
 def is_kernel(quote: str) -> bool:
-    """Return whether a line of a file is the kernel's, which repeats itself for days."""
+    """Return whether a line of a file names the kernel as its writer; `dmesg` does not."""
     return _KERNEL.search(quote[:200]) is not None
 
 
@@ -380,7 +394,7 @@ def read(text: str, level: str, *, of_kernel: bool = False) -> Remark | None:
     weight = STATES
     if is_plain:
         weight = SAYS if level != "error" else STATES if fails else NOTES if of_nccl else LOGS
-    if not event and _HANDLED.search(text) and not _SPENT.search(text):
+    if not event and _is_handled(text):
         weight = DEALT if is_plain or level in {"warning", "calm"} else weight - 1
     elif level in {"warning", "calm"} and event is None:
         weight = HINTS
@@ -396,7 +410,7 @@ def read(text: str, level: str, *, of_kernel: bool = False) -> Remark | None:
         is_hollow(text)
         or text.endswith(":")
         or (event is None and ended(text) is not None)
-        or re.search(_OF_PEERS, text, re.IGNORECASE) is not None
+        or is_of_peers(text)
         or (inner is None and (_WRAPS.search(text) or FIELD.match(text)) is not None)
     )
     wraps = wraps and not of_kernel

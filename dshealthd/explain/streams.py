@@ -5,8 +5,9 @@ Prefixes nest (`3: [default1]:[rank13]:[E1122 04:44:58.499 …] `), so they are 
 
 from __future__ import annotations
 
+import os.path
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +28,8 @@ _SHAPE = 1 << 10
 MAX_ORIGINS = 4096
 """Maximum number of origins remembered for a shape."""
 _ALIKE = bytes.maketrans(b"123456789", b"000000000")
+_NEARLY_ALL = 0.9
+"""Share of a file's first lines that must have what a collector puts before every line."""
 _SAMPLE = 0.6
 """Share of a file's first lines that must begin with `77: `, or with a host, for it to be a prefix:
 launchers add lines of their own."""
@@ -59,7 +62,7 @@ _DIGIT = re.compile(
     r"|[ ]\|[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]*\|[ ][\w.<>]{1,100}:[\w.<>]{1,60}:\d+[ ]-"
     r"|[ ]-[ ][\w.]{1,80}[ ]-[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]-)?"  # logging
     r"(?:[ ][-:|])?[ ]?"
-    rf"(?:(?P<named>[\w.-]+)[ ](?P<tag>(?!{_CLASS})[\w.@-]+(?:\[\d+\])?):[ ](?:\[[ "
+    rf"(?:(?P<named>[\w.-]+)[ ](?P<tag>(?!{_CLASS}|\d+:)[\w.@-]+(?:\[\d+\])?):[ ](?:\[[ "
     r"]*\d+\.\d+\][ ])?)?"
 )
 _LETTER = re.compile(
@@ -70,23 +73,32 @@ _LETTER = re.compile(
     r"|\d+[ ][^\]\s]{1,160})\][ ]?"
     r"|(?P<named_2>[a-z][\w.-]*\d[\w.-]*)[ ](?P<tag_2>[\w./@-]{2,60}\[\d{1,10}\]):[ ]"  # cut
     r"|(?:INFO|WARNING|ERROR)[ ]\d\d-\d\d[ ]\d\d:\d\d:\d\d[ ]\[?[\w./]{1,80}:\d+\][ ]?"  # vLLM
-    r"|(?P<host_nccl>[\w.-]{1,255}):(?P<pid>\d{1,10}):\d{1,10}[ ](?:\[(?P<gpu>\d{1,6})\][ ])?"
+    r"|(?P<host_nccl>(?!\d+:)[\w.-]{1,255}):(?P<pid>\d{1,10}):\d{1,10}[ ]"
+    r"(?:\[(?P<gpu>\d{1,6})\][ ])?"
     r"(?=.{0,80}NCCL[ ](?:WARN|INFO|TRACE|CALL))"
 )
 _RAY = re.compile(
     r"\((?P<actor>[\w.]+)(?:,?[ \[]rank=(?P<rank>\d{1,6})\]?)?[^()]{0,80}?pid=(?P<pid>\d{1,10})"
     r"(?:, ip=(?P<host>[\w.:-]+))?\)[ ]?"
 )
-_LABEL = re.compile(r"\b(?:host(?:name)?|node(?:_name)?|pod)=\"?(?P<host>[\w.-]{2,63})")
+_LABEL = re.compile(
+    r"(?:^|[^\n]{0,160}?\b)(?:host(?:name)?|node(?:_name)?)=\"?(?P<host>[\w.-]{2,63})"
+    r"|[^\n]{0,160}?\bpod=\"?(?P<pod>[\w.-]{2,63})"
+)
 """What a collector such as Loki says of a line's origin, before its text."""
 _TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
 _NODE = re.compile(
-    r"\[?(?P<host>[A-Za-z][\w.-]*\w)"
-    r"(?::|\]|(?: \S{1,63})? [|>]| (?P<container>[a-z][a-z\d-]{1,62}))(?:[ ]|$|(?=\[))"
+    r"\[?(?P<host>[A-Za-z][\w.-]*\w|\d{1,3}(?:\.\d{1,3}){3})"
+    r"(?::|\]|(?: \S{1,63})? {1,40}[|>]| (?P<container>[a-z][a-z\d-]{1,62}))(?:[ ]|$|(?=\[))"
 )
 """A node or pod before every line, as pdsh, compose, stern and loggers of launchers put it."""
 _ENOUGH = 4
-"""A file must have more lines than this to tell host names from other words before a colon."""
+"""A file must have more lines than this to tell a prefix from what its lines say."""
+_UNNAMED = re.compile(
+    r"(?:[^A-Za-z]|[A-Z][a-z]{2}(?= +\d)|(?<=\d)[TZ]"
+    r"|[\w./-]{1,200}\.(?:log|txt|out|err)(?=[:-]\d))*"
+)
+"""A prefix that names nothing: numbers, dates and marks, and a file whose lines are numbered."""
 _NUMBERS = frozenset({"rank", "local", "task", "pid", "gpu", "launcher"})
 """Groups of prefixes that are numbers of the line's origin."""
 _STAMPS = ("iso", "glog", "uptime", "ctime", "syslog")
@@ -98,10 +110,12 @@ _FULL = 2
 """Number of lines of the greatest length, each with a rest after it, that shows a log to be
 wrapped."""
 _NUMBER = re.compile(r"\d+")
+_BREAK = re.compile(r"\s+|(?<=\d)[:-](?=\D|$)")
+_INDENT = re.compile(r"^\s+(?=\d)")
 _ANCHOR = re.compile(
     r"\[(?:rank|default)\d{1,6}\]:|\[\d+,\d+\]<std|Traceback \(most recent call last\)"
     r"|\[[EWIF]\d{3,4} \d\d:|\[[EWIF] [\w.]{1,80}:\d+\]"
-    r"|(?<![\w.-])[\w.-]{1,80}:\d+:\d+ (?:\[\d+\] )?.{0,60}NCCL (?:WARN|INFO)"
+    r"|(?<![\w.-])(?!\d+:)[\w.-]{1,80}:\d+:\d+ (?:\[\d+\] )?.{0,60}NCCL (?:WARN|INFO)"
 )
 """How lines begin that no collector writes: what stands before is a prefix, known or not."""
 _REST = re.compile(r"[ ,.;:)]?[a-z0-9]")
@@ -125,11 +139,6 @@ _PATH_RANK = re.compile(
     r"(?:^|[/._-])(?:global_?)?rank[_.-]?(?P<rank>\d{1,6})(?=[/._-]|$)", re.IGNORECASE
 )
 _PATH_LOCAL = re.compile(r"attempt_\d+/(?P<local>\d+)/(?:std(?:out|err)\.log|error\.json)$")
-_PATH_HOST = re.compile(
-    r"(?:^|/)(?P<host>(?:node|host|gpu|dgx|hgx|nid|cn|compute|pod)[a-z]{0,20}"
-    r"(?:-?[a-z]{0,10}\d{1,6}){1,4})(?:/[^/]*|\.(?:log|txt|out|err))$"
-)
-"""Host name in a log's file or folder name; other names are ambiguous."""
 
 
 @dataclass(slots=True)
@@ -187,9 +196,13 @@ class Splitter:
         self.source = source
         self.has_tasks = False
         self.nodes: frozenset[bytes] = frozenset()
-        """The nodes that prefixes name, with all digits alike."""
+        """The hosts in a column before the lines, with all digits alike."""
         self._width = 0
         """Length of the lines that a terminal or a logger has wrapped; 0 if none are."""
+        self._mark: re.Pattern[str] | None = None
+        """What stands before every line and names nothing."""
+        self.column: str | None = None
+        """The only name in a column before the lines."""
         self._lead: re.Pattern[str] | None = None
         """What stood before the last anchor, in no form that is known, and so before other
         lines."""
@@ -205,42 +218,100 @@ class Splitter:
             local = int(found["local"])
         elif rank is None and (found := _PATH_RANK.search(path)):
             rank = int(found["rank"])
-        host = match["host"] if (match := _PATH_HOST.search(path)) else None
-        self.base = Origin(source, rank=rank, local=local, host=host)
+        self.base = Origin(source, rank=rank, local=local)
 
     def learn(self, lines: Iterable[str]) -> None:
         """Learn from the first lines of the file what a collector or a person did to every line."""
         sample = [line[: MAX_WIDTH + 1] for line in lines if line.strip()]
         if not sample:
             return
-        self._width = _wrapped_at(sample)
         stamps = sum(
             (match := _DIGIT.match(line) or _LETTER.match(line)) is not None
             and match.groupdict().get("host_nccl") is None
             and not match.groupdict().get("level")
             for line in sample
         )
-        self.is_stamped = len(sample) > _ENOUGH and stamps >= 0.9 * len(sample)
-        tasks = sum(_TASK.match(line) is not None for line in sample)
-        self.has_tasks = len(sample) > 1 and tasks >= _SAMPLE * len(sample)
-        columns: dict[str | None, Counter[str]] = defaultdict(Counter)
-        for line in sample:
-            stamp = _DIGIT.match(line)
-            match = _NODE.match(line, stamp.end() if stamp else 0)
-            if match and is_name_of_host(match["host"]):
-                columns[match["container"]][match["host"]] += 1
-        for nodes in columns.values():
-            # A single name before every line may be that of the program.
-            if len(nodes) > 1 and sum(nodes.values()) >= max(_ENOUGH, _SAMPLE * len(sample)):
-                self.nodes = frozenset(map(same_digits, nodes))
+        self.is_stamped = len(sample) > _ENOUGH and stamps >= _NEARLY_ALL * len(sample)
+        self.is_stamped |= any('  File "' in line and _DIGIT.match(line) for line in sample)
+        begins = [match.end() if (match := _DIGIT.match(line)) else 0 for line in sample]
+        tasks = [_TASK.match(line, at) for line, at in zip(sample, begins, strict=True)]
+        self.has_tasks = _is_column(tasks)
+        found = [
+            _column(line, task.end() if task and self.has_tasks else begin)
+            for line, begin, task in zip(sample, begins, tasks, strict=True)
+        ]
+        for container in {match["container"] for match in found if match}:
+            column = [one if one and one["container"] == container else None for one in found]
+            names = {match["host"] for match in column if match}
+            if (
+                len(names) > 1
+                and len(column) - column.count(None) >= _ENOUGH
+                and _is_column(column)
+            ):
+                self.nodes = frozenset(map(same_digits, filter(is_name_of_host, names)))
+        self._width = self._wrapped_at(sample)
+
+    def unmarked(self, text: str) -> str:
+        """Return a line without colors, and without what stands before every line."""
+        if "\x1b" in text:
+            text = ANSI.sub("", text)
+        match = None if self._mark is None else self._mark.match(text)
+        return text if match is None else text[match.end() :]
+
+    def mark(self, lines: Iterable[str]) -> None:
+        """Learn from the first lines of the file what stands before every line, whatever its
+        numbers, unless it is of a known form, which says more.
+        """
+        sample = list(lines)
+        expression = ""
+        for _ in range(MAX_PREFIXES):
+            rest = [line for line in map(self.unmarked, sample) if line.strip()]
+            if len(rest) <= _ENOUGH or self._have_prefixes(rest) or _are_of_tasks(rest):
+                return
+            alike = self._name_before(rest) or _mark_before(rest)
+            if alike is None:
+                return
+            expression += alike
+            self._mark = re.compile(expression)
+
+    def _name_before(self, lines: Sequence[str]) -> str | None:
+        """Return an expression for the name in a column before all lines, which may be that of the
+        program; None without one, or if there are several.
+        """
+        found = [_column(line, 0) for line in lines]
+        name = found[0]
+        if name is None or any(one is None or one[0] != name[0] for one in found):
+            return None
+        self.column = name["host"]
+        return _ended(re.escape(name[0].rstrip()), name[0])
+
+    def _have_prefixes(self, lines: Iterable[str]) -> bool:
+        """Return whether more than a few lines have a prefix of a known form."""
+        found = [self._prefix(line) is not None for line in lines]
+        return sum(found) > (1 - _NEARLY_ALL) * len(found)
+
+    def _wrapped_at(self, lines: Sequence[str]) -> int:
+        """Return the length at which the lines of a log were wrapped; 0 if they were not.
+
+        Lines of one form may all have one length, but then each begins as a record does. A launcher
+        or a person may have added a few longer lines.
+        """
+        cut = Counter(
+            len(line)
+            for line, rest in pairwise(lines)
+            if _REST.match(rest) and not _RECORD.match(rest) and self._prefix(rest) is None
+        )
+        width, count = max(cut.items(), key=lambda item: (item[1], item[0]), default=(0, 0))
+        longer = sum(len(line) > width for line in lines)
+        return width if MIN_WIDTH <= width <= MAX_WIDTH and count >= _FULL and count > longer else 0
 
     def follow(self, lead: str, origin: Origin) -> Origin:
         """Take a text, whatever its numbers, for what stands before the next lines, too; return the
         origin of a line with it.
         """
         self._lead = self._leading(lead)
-        label = _LABEL.search(lead)
-        return origin._replace(host=label["host"]) if label else origin
+        label = _LABEL.match(lead)
+        return origin._replace(host=label["host"] or label["pod"]) if label else origin
 
     def _leading(self, lead: str) -> re.Pattern[str] | None:
         return re.compile(r"\d+".join(map(re.escape, _NUMBER.split(lead)))) if lead else None
@@ -271,8 +342,6 @@ class Splitter:
 
     def split(self, text: str) -> Line:
         """Return a line's text without prefixes, its origin, and its timestamp."""
-        if "\x1b" in text:
-            text = ANSI.sub("", text)
         template = same_digits(text)
         shapes = self._shapes.get(self._lead)
         shape = None if shapes is None else shapes.get(template)
@@ -361,8 +430,8 @@ class Splitter:
             if "host_nccl" in found:
                 break
         start = whole - len(text)
-        if host is None and lead is not None and (label := _LABEL.search(told, 0, start)):
-            host = slice(*label.span("host"))
+        if host is None and lead is not None and (label := _LABEL.match(told, 0, start)):
+            host = slice(*label.span(label.lastgroup or 0))
         return Shape(start, named, tuple(numbers.items()), host, stamp, level, prefixed, lead)
 
     def _prefix(self, text: str) -> re.Match[str] | None:
@@ -374,9 +443,8 @@ class Splitter:
             return _RAY.match(text)
         if self.has_tasks and (match := _TASK.match(text)):
             return match
-        if head.isdigit():
-            return _DIGIT.match(text) or _LETTER.match(text)
-        match = _LETTER.match(text) or (_NODE.match(text) if self.nodes else None)
+        match = _DIGIT.match(text) if head.isdigit() else None
+        match = match or _LETTER.match(text) or (_NODE.match(text) if self.nodes else None)
         if match and match.re is _NODE and same_digits(match["host"]) not in self.nodes:
             return None
         return match
@@ -394,14 +462,42 @@ def _syslog_host(match: re.Match[str]) -> str | None:
     return host if not is_logger or is_name_of_host(host) else None
 
 
-def _wrapped_at(lines: Sequence[str]) -> int:
-    """Return the length at which the lines of a log were wrapped; 0 if they were not.
+def _column(line: str, begin: int) -> re.Match[str] | None:
+    """Return the match of a name in a column before a line; None if it may be another word."""
+    match = _NODE.match(line, begin)
+    if match is None or not (is_name_of_host(match["host"]) or match[0].rstrip()[-1] in "|>"):
+        return None
+    return match
 
-    Lines of one form may all have one length, but then each begins as a record does.
+
+def _is_column(found: Sequence[object]) -> bool:
+    """Return whether most lines have something, but for what a launcher prints before and after."""
+    having = [number for number, one in enumerate(found) if one is not None]
+    return len(having) > 1 and len(having) >= _SAMPLE * (having[-1] + 1 - having[0])
+
+
+def _are_of_tasks(lines: Sequence[str]) -> bool:
+    """Return whether lines begin with numbers of tasks, not with their own: of these, each is
+    greater than the one before, and the first is not 0.
     """
-    width = max(map(len, lines))
-    cut = sum(
-        len(line) == width and _REST.match(following) is not None and not _RECORD.match(following)
-        for line, following in pairwise(lines)
-    )
-    return width if MIN_WIDTH <= width <= MAX_WIDTH and cut >= _FULL else 0
+    numbers = [int(match["task"]) for line in lines if (match := _TASK.match(line))]
+    is_ascending = all(one < other for one, other in pairwise(numbers))
+    return len(numbers) == len(lines) and not (numbers[0] > 0 and is_ascending)
+
+
+def _mark_before(lines: Sequence[str]) -> str | None:
+    """Return an expression for a mark that names nothing before all lines; None without one."""
+    for indent in ("", r"\s*"):  # numbers of lines are aligned to the right
+        forms = [_NUMBER.sub("0", _INDENT.sub("", line) if indent else line) for line in lines]
+        whole = os.path.commonprefix(forms)  # noqa: RUF071 - of characters, no paths
+        for found in _BREAK.finditer(whole):
+            mark = whole[: found.end()]
+            if _UNNAMED.fullmatch(mark):
+                numbered = r"\d+".join(map(re.escape, mark.rstrip().split("0")))
+                return indent + _ended(numbered, mark)
+    return None
+
+
+def _ended(expression: str, text: str) -> str:
+    """Return the expression of a prefix whose blanks an empty line lacks."""
+    return f"{expression}(?:{re.escape(text[len(text.rstrip()) :])}|$)"

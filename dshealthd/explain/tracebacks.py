@@ -98,6 +98,7 @@ class Traceback:
     head: str = ""
     """The line that it begins with, as it is in the file."""
     stamp: Stamp | None = None
+    of_kernel: bool = False
     order: int = 0
     """Position of its last line among all lines; more may have been read since."""
     progress: int = 0

@@ -14,8 +14,9 @@ import pytest
 
 from dshealthd.explain import command
 from dshealthd.explain import input as logs
-from dshealthd.explain.streams import Splitter
-from tests.explain.explaining import explained_paths, peak_memory
+from tests.explain.explaining import explained_files, explained_paths, peak_memory
+
+FULL = "OSError: [Errno 28] No space left on device: '/ckpt/x.pt'"
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total"
 
@@ -97,13 +98,26 @@ def test_long_names_take_no_time() -> None:
     """A folder's random name of many letters cost minutes in the expression for host names."""
     start = time.process_time()
     for name in ("a" * 4000, "a-" * 2000, "a1" * 2000, "tmp4o_xk" * 500, "1.a" * 1300):
-        Splitter(0, f"/tmp/{name}/{name}.gz")
+        explained_files({f"/tmp/{name}/{name}.gz": [FULL]})
     assert time.process_time() - start < 2
-    assert Splitter(0, "/logs/gpu-17.log").base.host == "gpu-17"
-    assert Splitter(0, "/logs/node3/rank_5.log").base.host == "node3"
-    assert Splitter(0, "/logs/dgx-a100-07.out").base.host == "dgx-a100-07"
-    for folder in ("/tmp/tmp0r6oq4x5/x/job.out", "/home/user7/job.out", "/runs/exp12/slurm-7.out"):
-        assert Splitter(0, folder).base.host is None
+
+
+@pytest.mark.parametrize(
+    ("path", "host"),
+    [
+        ("/logs/gpu-17.log", "gpu-17"),
+        ("/logs/node3/rank_5.log", "node3"),
+        ("/logs/dgx-a100-07.out", "dgx-a100-07"),
+        ("/tmp/tmp0r6oq4x5/x/job.out", None),
+        ("/home/user7/job.out", None),
+        ("/runs/exp12/slurm-7.out", None),
+    ],
+)
+def test_a_file_has_its_name_from_a_host(path: str, host: str | None) -> None:
+    """If no line knows another name of that host."""
+    assert explained_files({path: [FULL]}).host == host
+    other = "2026-01-05T10:00:00+0000 zeus kernel: up"
+    assert explained_files({path: [other, FULL]}).host in {None, "zeus"}
 
 
 def test_line_numbers_are_those_of_the_file(tmp_path: Path) -> None:

@@ -526,3 +526,24 @@ def test_who_speaks_of_another_process_is_not_the_host_of_the_cause(
     lines = [f"[job-pod-{n}] step {step}" for step in range(3) for n in (0, 1)]
     finding = explained(*lines, f"[job-pod-1] {said}")
     assert (finding.outcome, finding.host) == ("found", host)
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "ranks"),
+    [("gpu-7", "dc", (5,)), ("gpu-7", "1b", ()), ("gpu-8", "dc", ())],
+)
+def test_a_gpu_that_the_kernel_names_is_that_of_the_rank_on_it(
+    host: str, address: str, ranks: tuple[int, ...]
+) -> None:
+    """The driver's own words have no address; the kernel's log, in a part of the text, has it."""
+    seats = [
+        f"gpu-{host}:{70 + rank}:90 [{rank}] NCCL INFO comm 0x5e rank {rank} nranks 8 cudaDev "
+        f"{rank % 4} busId {bus}000 - Init COMPLETE"
+        for rank, host, bus in ((1, 6, "1b"), (5, 7, "dc"))
+    ]
+    hung = "gpu-7: HW Exception by GPU node-9 (Agent handle: 0x55d1c0a7f2b0) reason :GPU Hang"
+    kernel = f"[500967.871516] amdgpu 0000:{address}:00.0: amdgpu: GPU reset begin!"
+    chatter = ["gpu-6: up", "gpu-7: up"] * 3
+    finding = explained(*chatter, *seats, hung, f"==> dmesg ({host}) <==", kernel)
+    assert finding.slug == "gpu-lost"
+    assert (finding.host, finding.ranks) == ("gpu-7", ranks)

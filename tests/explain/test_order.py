@@ -240,3 +240,80 @@ def test_a_rank_that_no_log_has_is_not_blamed_for_its_silence() -> None:
     """Of two ranks, the one without a line may be the victim of the one that reports."""
     world = "[rank1]: world_size=2"
     assert explained(world, LOST.replace("ank 2", "ank 1").replace("rank2", "rank1")).ranks == ()
+
+
+NOT_FOUND = (
+    "{}[{} socket.cpp:767] [c10d] The IPv6 network addresses of (m-0, {}) cannot be retrieved "
+    "(gai error: -3 - Temporary failure in name resolution)."
+)
+WAITED = (
+    "torch.distributed.DistNetworkError: The client socket has timed out after 900000ms while "
+    "trying to connect to (m-0, 2345)."
+)
+
+
+@pytest.mark.parametrize(
+    ("port", "after", "title"),
+    [
+        (2345, [WAITED], "The master's host name cannot be resolved"),
+        (2346, [WAITED], "The master does not answer"),
+        (2345, ["step 1 | loss 2.1", OOM], ""),
+    ],
+)
+def test_the_reason_of_an_attempt_is_that_of_its_failure(
+    port: int, after: list[str], title: str
+) -> None:
+    """A warning says why an attempt failed; it counts if all attempts to that address did."""
+    lines = [NOT_FOUND.format("", f"W0330 10:00:0{number}.1", port) for number in (1, 2)]
+    assert explained(*lines, *after).title == title
+
+
+BESIDE = "rank={} local_rank={} pid=48{} host=gpu-{}"
+WATCHDOG = (
+    "[rank{0}]:[E0422 08:14:33.1 ProcessGroupNCCL.cpp:632] [Rank {0}] Watchdog caught collective "
+    "operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
+    "Timeout(ms)=600000) ran for 600085 milliseconds before timing out."
+)
+BLOCKED = (
+    "Apr 22 08:{}:53 gpu-{} kernel: INFO: task python3:48{} blocked for more than 120 seconds."
+)
+
+
+@pytest.mark.parametrize(
+    ("minute", "host", "rank", "says"),
+    [
+        ("05", 1, 2, "task python3:482 blocked"),
+        ("05", 1, 9, "task python3:489 blocked"),  # on its node, in the 15 minutes before
+        ("05", 0, 9, "rank 2 never reported"),
+        ("05", 0, 1, "rank 2 never reported"),  # of a process that others waited with
+    ],
+)
+def test_a_rank_that_others_wait_for_is_held_up_by_what_is_beneath_it(
+    minute: str, host: int, rank: int, says: str
+) -> None:
+    """The kernel speaks of its process or of its node, and it is still the one to blame."""
+    seats = [BESIDE.format(rank, rank % 2, rank, rank // 2) for rank in range(4)]
+    reports = [WATCHDOG.format(rank) for rank in (0, 1, 3)]
+    reports += [line.replace("] [Rank", "] terminated with exception: [Rank") for line in reports]
+    ends = ["srun: error: gpu-1: task 2: Killed", "$ ssh gpu-1 journalctl -k"]
+    finding = explained(*seats, "[rank2]: up", *reports, *ends, BLOCKED.format(minute, host, rank))
+    assert says in finding.statement
+    assert finding.ranks == (2,)
+
+
+def test_an_exception_with_the_words_of_a_warning_is_a_failure() -> None:
+    """Torch warns of what it cannot initialize, and raises it when that is needed."""
+    error = "Error 804: forward compatibility was attempted on non supported HW"
+    warned = f'{{"level": "info", "message": "UserWarning: CUDA initialization: {error}"}}'
+    healthy = ['{"level": "info", "message": "loading"}'] * 3
+    assert explained(warned, *healthy).outcome == "nothing"
+    raised = ["Traceback (most recent call last):", '  File "t.py", line 4, in main', "    init()"]
+    finding = explained(warned, *raised, f"RuntimeError: {error}", *healthy)
+    assert (finding.outcome, finding.slug) == ("found", "nvml-broken")
+
+
+def test_who_only_noticed_that_a_peer_is_gone_is_named_by_nothing() -> None:
+    """Neither by its pod nor by its process."""
+    line = '2026-01-05T10:00:00Z {{pod="dlrm-0", node="gpu-7"}} {}'
+    finding = explained(line.format("step 1 | loss 2.1"), line.format(GONE))
+    assert (finding.outcome, finding.host, finding.pod, finding.pid) == ("undecided",) + (None,) * 3
