@@ -10,9 +10,9 @@ from dshealthd.doctor.check import warning
 from dshealthd.doctor.job.containers import lacking
 from dshealthd.doctor.job.facts import RULES
 from dshealthd.doctor.job.options import OPTIONS
+from dshealthd.doctor.job.sources.expansion import PER_NODE
 from dshealthd.doctor.job.sources.layout import refusal
 from dshealthd.doctor.job.sources.manifest import INDEX
-from dshealthd.doctor.job.sources.shell import PER_NODE
 from dshealthd.doctor.job.sources.slurm_options import tasks_per_node
 from dshealthd.doctor.job.start import Invariant, unlike, within
 

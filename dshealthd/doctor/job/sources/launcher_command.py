@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dshealthd.doctor.job.sources import shell
+from dshealthd.doctor.job.sources import expansion, shell
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def no_file(_name: str) -> str:
 
 def find_launch(
     commands: Iterable[shell.ShellCommand],
-    variables: shell.Variables,
+    variables: expansion.Variables,
     nesting: int = 0,
     *,
     is_task: bool = False,
@@ -312,7 +312,7 @@ def _weight(found: LauncherCommand | None, *, is_task: bool) -> int:
 
 def _launcher(
     command: shell.ShellCommand,
-    variables: shell.Variables,
+    variables: expansion.Variables,
     nesting: int,
     read: Read,
     *,
@@ -342,7 +342,7 @@ def _launcher(
             text = command.document * (program == "ssh") or text
         if not (text := text or command.document):
             return None
-        known: shell.Variables = {} if program == "ssh" else {**variables, **own}
+        known: expansion.Variables = {} if program == "ssh" else {**variables, **own}
         inside = shell.commands(text, known)
         launch = find_launch(inside, known, nesting + 1, is_task=is_task, read=read)
         if launch.command is None:
@@ -367,7 +367,7 @@ def _launcher(
         known = {
             name: value
             for name, value in variables.items()
-            if not shell.is_of_task(name) and (passes_all or name in passed.split(","))
+            if not expansion.is_of_task(name) and (passes_all or name in passed.split(","))
         }
         inner = _launcher(started, {**known, **own}, nesting + 1, read, is_task=True)
     words = tuple(arguments)

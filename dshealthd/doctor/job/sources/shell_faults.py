@@ -6,7 +6,7 @@ import difflib
 import re
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.job.sources import launcher_command, shell
+from dshealthd.doctor.job.sources import expansion, launcher_command, shell
 from dshealthd.doctor.job.sources.script_fault import ScriptFault
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ def faults(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
         alike = difflib.get_close_matches(name, known, n=1, cutoff=_SAME)
         if alike and not re.search(rf"(?<![$\w{{]){alike[0]}\b", lines):
             other = alike[0]
-            is_given = other in launcher_command.OF_SLURM or shell.GIVEN.match(other)
-            if not is_given and other not in {*shell.PER_NODE, "HOME", "USER", "PATH", "PWD"}:
+            is_given = other in launcher_command.OF_SLURM or expansion.GIVEN.match(other)
+            if not is_given and other not in {*expansion.PER_NODE, "HOME", "USER", "PATH", "PWD"}:
                 yield ScriptFault(
                     f" sets {name}, which nothing reads, and reads {other}, which nothing sets",
                     *(other, other),

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.doctor.job.sources import launcher_command, reach, shell, shell_faults
+from dshealthd.doctor.job.sources import expansion, launcher_command, reach, shell, shell_faults
 from dshealthd.doctor.job.sources.calls import Call, calls
 from dshealthd.doctor.job.sources.launcher_command import (
     ONLY_WITH,
@@ -239,14 +239,14 @@ def _directives(line: str) -> dict[str, str]:
     return found
 
 
-def _slurm_variables(directives: Mapping[str, str]) -> shell.Variables:
+def _slurm_variables(directives: Mapping[str, str]) -> expansion.Variables:
     """Return the variables that Slurm sets for a job with these directives.
 
     The batch shell runs once, as task 0 of the first node, whose name is not known.
     """
-    found: shell.Variables = {
+    found: expansion.Variables = {
         name: "0" if name.startswith("SLURM_") else "$_"
-        for name in shell.PER_NODE
+        for name in expansion.PER_NODE
         if directives or not name.startswith("SLURM")
     }
     if not directives:
@@ -265,7 +265,7 @@ def _slurm_variables(directives: Mapping[str, str]) -> shell.Variables:
         found["SLURM_TASKS_PER_NODE"] = f"{tasks}(x{nodes})" if nodes > 1 else str(tasks)
     given = {name: directives.get(option) for name, option in ONLY_WITH.items()}
     found |= {name: value for name, value in given.items() if value is not None}
-    return found | dict.fromkeys((*shell.OF_STEP, *unset(directives)), "")
+    return found | dict.fromkeys((*expansion.OF_STEP, *unset(directives)), "")
 
 
 def unset(directives: Mapping[str, str]) -> dict[str, str]:
