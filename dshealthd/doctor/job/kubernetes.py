@@ -13,7 +13,7 @@ from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warn
 from dshealthd.doctor.job import facts
 from dshealthd.doctor.job.agreement import INVARIANTS, OCCUPANCY
 from dshealthd.doctor.job.rules import NAMES
-from dshealthd.doctor.job.sources import launcher_command
+from dshealthd.doctor.job.sources import launcher_command, programs
 from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.job.sources.layout import Layout, torchrun
 from dshealthd.doctor.job.sources.manifest import (
@@ -243,9 +243,9 @@ def _misread(start: PodStart) -> Iterator[str]:
         return  # KubeRay makes one text of command and args for a shell
     if len(program.split()) > 1 and not program.startswith("{"):
         yield f"no program is named {program[:60]!r}: each word of command needs an item of its own"
-    if lost := launcher_command.lost_words(words):
+    if lost := programs.lost_words(words):
         yield f"bash -c runs {lost[:40]!r} alone: the words behind it are its $0, $1, ..."
-    if program.rpartition("/")[2] in _PROGRAMS and not launcher_command.runs_shell(words):
+    if program.rpartition("/")[2] in _PROGRAMS and not programs.runs_shell(words):
         own = {*CONTROLLERS, *start.variables}
         names = re.findall(r"(?<!\$)\$\{?([A-Za-z_]\w*)", " ".join(words))
         for name in itertools.islice(filter(own.__contains__, names), 1):  # not of a template

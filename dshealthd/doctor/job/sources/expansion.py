@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from dshealthd.jobs.environment import MAX_VALUE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 MAX_COMMAND = 1 << 21
 """Maximum characters of a command; the kernel runs none that is longer (execve(2))."""
@@ -58,10 +58,10 @@ _INSIDE = re.compile(r"\\.|'[^']*+'|\"|[$<>]?\(|\)", re.DOTALL)
 """What opens or closes something in a command whose output is substituted."""
 _IN_QUOTED = re.compile(r"\\.|\"|\$\(", re.DOTALL)
 VARIABLE = re.compile(
-    r"\$(?:(?P<bare>\w+)|\{(?P<count>#?)(?P<name>\w+)(?:\[(?P<at>[@*]|\d{1,4})\])?"
-    r"(?P<default>:?-[^${}'\"\\]*)?\})"
+    r"\$(?:(?P<bare>\w+|[@*#](?!\w))|\{(?P<count>#?)(?P<name>\w+|[@*#](?=\}))"
+    r"(?:\[(?P<at>[@*]|\d{1,4})\])?(?P<default>:?[-=][^${}'\"\\]*)?\})"
 )
-_ELEMENTS = re.compile(r"\"\$\{(\w+\[@\])\}\"")
+_ELEMENTS = re.compile(r"\"\$(?:\{(\w+\[@\])\}|@|\{@\})\"")
 IN_QUOTES = re.compile(rf"\\(?:\n|(?P<escaped>[$`\"\\]))|{VARIABLE.pattern}")
 PER_NODE = frozenset(
     {
@@ -76,19 +76,23 @@ _COMPRESSED = re.compile(r"\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\b(?!:)")
 _CUTS = re.compile(r"(?:echo|printf|cut|head|tail|awk|sed|tr|cat|sort)(?:\s|$)")
 """A program that takes a part of its input."""
 GIVEN = re.compile(
-    r"\d+|SLURM|PMI|OMPI|PBS|LSB|PET_|VC_|LWS_|JOB|RANK|NODE_RANK|LOCAL_|WORLD_SIZE|MASTER_|CUDA_"
+    r"\d+|SLURM|PMI|OMPI|PBS|LSB|PET_|VC_|LWS_|JOB|RANK|NODE_RANK|LOCAL_|WORLD_SIZE|MASTER_|CUDA_VISIBLE"
 )
 """Beginnings of variables that a scheduler, an operator or a launcher may set."""
 _COMPUTED = "COMPUTED_"
 """Begins the variable that stands for an arithmetic expansion: the rest is its text in hex."""
 CLOSED, OPEN = "CLOSED_DOCUMENT_", "OPEN_DOCUMENT_"
 """Begin the variable that stands for a here-document, which is in quotes or not."""
-_OPERATIONS = {
+_OPERATIONS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.floordiv,
     ast.Mod: operator.mod,
+    **{getattr(ast, name.title()): getattr(operator, name) for name in ("eq", "gt", "lt")},
+    ast.NotEq: operator.ne,
+    ast.GtE: operator.ge,
+    ast.LtE: operator.le,
 }
 UNKNOWN = "$_"
 BETWEEN = "\0"
@@ -206,6 +210,9 @@ def _number(node: ast.expr) -> int:
     """Return what an expression of whole numbers is; ValueError for another."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OPERATIONS:
+        compare = _OPERATIONS[type(node.ops[0])]
+        return int(compare(_number(node.left), _number(node.comparators[0])))
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
         return int(_OPERATIONS[type(node.op)](_number(node.left), _number(node.right)))
     message = "no expression of whole numbers"
@@ -215,6 +222,8 @@ def _number(node: ast.expr) -> int:
 def _value(match: re.Match[str], variables: Variables) -> str:
     """Return the value of a variable: its default, where nothing else sets it."""
     name, default = match["bare"] or match["name"], match["default"]
+    if name in {"@", "*"}:
+        return variables.get("@[@]", match[0]).replace(BETWEEN, " ")
     if match["at"] and (known := variables.get(f"{name}[@]")) is not None:
         elements = known.split(BETWEEN)
         if not match["count"] and not match["at"].isdecimal():
@@ -236,7 +245,7 @@ def _value(match: re.Match[str], variables: Variables) -> str:
     if found is None and (default is None or GIVEN.match(name)):
         return match[0]
     if default is not None and (found is None or (not found and default.startswith(":"))):
-        return default.lstrip(":").removeprefix("-")
+        return default.lstrip(":")[1:]
     return found or ""
 
 
@@ -262,6 +271,8 @@ def words(text: str) -> Iterator[tuple[str, str]]:
                 yield found, kind
             elif redirection.lstrip("1") in {">", ">>", ">|"}:
                 yield found, "target"
+            elif redirection == "<<<":
+                yield found, "string"
             redirection = ""
         elif kind == "operator":
             redirection = ""
@@ -294,7 +305,7 @@ def expanded(word: str, variables: Variables) -> list[str]:
         return (single or "") if escaped is None else escaped.replace("\n", "")
 
     if array := _ELEMENTS.fullmatch(word):
-        known = variables.get(array[1], word[1:-1])
+        known = variables.get(array[1] or "@[@]", word[1:-1])
         return known.split(BETWEEN) if known else []
     if VARIABLE.fullmatch(word):  # without quotes, a shell splits it
         return VARIABLE.sub(value, word).split()

@@ -13,7 +13,7 @@ import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.doctor.job.sources import launcher_command
+from dshealthd.doctor.job.sources import launcher_command, programs
 from dshealthd.doctor.job.sources.script_fault import ScriptFault
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def faults(
     needs.
     """
     for call in found:
-        trains = any(map(launcher_command.runs_programs, map(os.path.basename, call.words)))
+        trains = any(map(programs.runs_programs, map(os.path.basename, call.words)))
         way = crossing(call, is_batch=is_batch) if trains else None
         text = "\n".join(call.words)
         reads = set(re.findall(r"\$\{?([A-Za-z_]\w*)\b(?!:|-)", text)) & assigned.keys()

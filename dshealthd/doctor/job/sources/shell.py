@@ -1,28 +1,32 @@
 """The commands of a shell script, as far as its text says.
 
-A branch of an `if` whose test is known runs or not; functions are not called: commands in functions
-and all other branches are returned, marked as conditional.
+A branch of `if` or `case` whose test is known runs or not; commands in all other branches are
+returned, marked as conditional.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import operator
 import re
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dshealthd.doctor.job.sources import expansion
+from dshealthd.doctor.job.sources import expansion, programs
 from dshealthd.jobs.environment import MAX_VALUE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from dshealthd.doctor.job.sources.expansion import Variables
+    from dshealthd.doctor.job.sources.programs import Read
 
-MAX_NESTING = 4
-"""Maximum nesting of commands, such as `srun bash -c "torchrun ..."`."""
+MAX_NESTING = 8
+"""Maximum nesting of functions and commands, such as `srun bash -c "torchrun ..."`."""
+MAX_COMMANDS = 1 << 14
+"""Maximum commands of a script, with those of a function each time it is called."""
 _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*['\"\\]?(\w+)")
 _DEFAULT = re.compile(r"\$\{\w+:?[-+=?]")
 _READ = re.compile(r"(?<!\\)\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
@@ -31,6 +35,14 @@ _LEFT = re.compile(r"\\\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
 """One that a backslash leaves to another shell."""
 _SETS = re.compile(r"(?:(?<![\w.$/{-])(?=\w+\+?=)|\b(?:for|read(?:\s+-\w+)*)\s+)([A-Za-z_]\w*)")
 """One that a script sets."""
+_ARITHMETIC = re.compile(r"(?<![\w$({])(?<!for )\(\(([^()\n;']*(?:\([^()\n]*\)[^()\n;']*)*)\)\)")
+"""A command that computes."""
+_LET = re.compile(r"\s*(\w+)\s*([-+*/%]?=(?!=)|\+\+|--)\s*(.*)", re.DOTALL)
+_EXPORTS = re.compile(r"\s-\w*x")
+"""An option with which a declaration exports."""
+_SETS_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=([^${}'\"\\]*)\}")
+_POSITIONAL = frozenset({*map(str, range(1, 10)), "#", "@[@]"})
+"""Variables that stand for the arguments of a script or function."""
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _TO_END = re.compile("-[a-z]*d")
 """An option of `read` with which it reads all lines, if its value is empty."""
@@ -46,6 +58,7 @@ _COMPARES: dict[str, Callable[[Any, Any], bool]] = {
     **{f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
 }
 """How tests compare texts, and with a dash numbers (bash(1), CONDITIONAL EXPRESSIONS)."""
+_ALWAYS = {"true": True, ":": True, "false": False}
 _LOOPS = frozenset({"for", "while", "until"})
 _CLOSES = frozenset({"fi", "done", "esac", "}"})
 _KEYWORDS = frozenset({"then", "elif", "else", "do", "!", "time", *_OPENS, *_CLOSES})
@@ -78,15 +91,15 @@ class _Block:
 
     keyword: str
     runs: bool | None = None
-    """Whether the branch of an `if` runs that is read; None if that is not known, or its condition
-    is read.
-    """
+    """Whether the branch that is read runs; None if that is not known, or its condition is read."""
     others: bool | None = False
     """Whether one of the branches above runs."""
     tests: list[bool | None] = field(default_factory=list)
     """What the commands of its condition say."""
-    in_pattern: bool = False
-    """Whether a pattern of `case` is read, or is next."""
+    subject: str = expansion.UNKNOWN
+    """What a `case` compares with its patterns."""
+    patterns: list[str] | None = None
+    """The patterns of a branch of `case`, while they are read."""
 
     def enter(self, keyword: str) -> None:
         """Read its next branch, or the condition of that."""
@@ -94,91 +107,317 @@ class _Block:
             self.runs, self.tests = None, []
         elif keyword == "!":
             self.tests.append(None)
-        elif keyword in {"then", "else"} and self.keyword == "if":
-            says = self.tests[0] if len(self.tests) == 1 else None
-            says = True if keyword == "else" else says
-            self.runs = False if self.others or says is False else says
-            self.runs = None if self.others is None and self.runs else self.runs
-            self.others = self.others or self.runs
+        elif keyword == "then":
+            self._enter(self.tests[0] if len(self.tests) == 1 else None)
+        elif keyword == "else":
+            self._enter(says=True)
 
-    def takes(self, end: str) -> bool:
-        """Return whether the words before this operator are of a pattern."""
-        was = self.in_pattern
-        if self.keyword == "case":
-            self.in_pattern = ";;" in end or ";&" in end or (was and ")" not in end)
+    def _enter(self, says: bool | None) -> None:  # noqa: FBT001 - three values
+        """Read a branch whose own condition says this."""
+        self.runs = False if self.others or says is False else says
+        self.runs = None if self.others is None and self.runs else self.runs
+        self.others = self.others or self.runs
+
+    def takes(self, words: Sequence[str], end: str) -> bool:
+        """Return whether these words before an operator are of a pattern."""
+        was = self.patterns is not None
+        if self.patterns is not None:
+            self.patterns += words
+            if ")" in end:
+                known = "$" not in "".join((self.subject, *self.patterns))
+                matches = any(fnmatch.fnmatchcase(self.subject, one) for one in self.patterns)
+                self._enter(matches if known else None)
+                self.patterns = None
+        if self.keyword == "case" and (";;" in end or ";&" in end):
+            self.patterns = []
         return was
 
 
-def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
-    """Yield the commands of a script in its order; `variables` always has their values so far.
+class Shell:
+    """A shell that reads a script: what it has set, and the functions that it knows.
 
-    ValueError, after the commands before it, for what cannot be parsed.
+    A function is read where it is called, as is a file that is sourced, the text of `eval`, and
+    what another shell runs at once; programs that run a command where it is are left out.
     """
-    words: list[str] = []
-    opened: list[_Block] = []
-    is_chained = False
-    found: ShellCommand | None
-    extra: dict[str, str] = {}
-    script = expansion.without_substitutions(text, variables)
-    texts = {  # what texts in variables read
-        name: _left_in(document, is_closed=name.startswith(expansion.CLOSED))
-        for name, document in variables.items()
-        if name.startswith((expansion.CLOSED, expansion.OPEN))
-    }
-    for word, kind in expansion.words(script):
-        if kind == "word":
-            words.append(word)
-        elif kind == "target":
-            extra[kind] = " ".join(expansion.expanded(word, variables))
-        elif kind != "operator":
-            quoted = partial(expansion.quoted, variables=variables)
-            document = word if kind == "closed" else expansion.IN_QUOTES.sub(quoted, word)
-            extra |= {"document": document, "text": word, "quote": kind.removeprefix("open")}
-        if kind != "operator":
-            continue
+
+    def __init__(self, variables: Variables, read: Read = programs.no_file) -> None:
+        """Take the variables at its begin, which always have their values so far."""
+        self.variables = variables
+        self.assigned: set[str] = set()
+        """Variables that it has set."""
+        self.exported: set[str] = set()
+        """Variables that its programs get."""
+        self._read = read
+        self._functions: dict[str, list[tuple[str, str]]] = {}
+        self._called: set[str] = set()
+        self._exports = False
+        self._left = MAX_COMMANDS
+        self._nesting = 0
+        self._texts: dict[str, frozenset[str]] = {}
+        """What texts in variables read."""
+
+    def commands(self, text: str) -> Iterator[ShellCommand]:
+        """Yield the commands of a script in its order, at last those of functions that it does not
+        call itself.
+
+        ValueError, after the commands before it, for what cannot be parsed.
+        """
+        yield from self._commands(self._tokens(text))
+        while unread := self._functions.keys() - self._called:
+            for name in sorted(unread):
+                self._called.add(name)
+                for one in self._commands(self._functions[name]):
+                    yield one._replace(is_conditional=True)
+
+    def _tokens(self, text: str) -> Iterator[tuple[str, str]]:
+        text = _ARITHMETIC.sub(lambda match: f"let '{match[1]}'", text)
+        text = expansion.without_substitutions(text, self.variables)
+        self._texts |= {
+            name: _left_in(document, is_closed=name.startswith(expansion.CLOSED))
+            for name, document in self.variables.items()
+            if name.startswith((expansion.CLOSED, expansion.OPEN))
+        }
+        return expansion.words(text)
+
+    def _commands(self, tokens: Iterable[tuple[str, str]]) -> Iterator[ShellCommand]:
+        words: list[str] = []
+        opened: list[_Block] = []
+        is_chained = False
+        extra: dict[str, str] = {}
+        variables = self.variables
+        rest = iter(tokens)
+        for word, kind in rest:
+            if kind == "word" and word == "{" and (name := _defined(words)):
+                self._functions[name] = list(_body(rest))
+                self._called.discard(name)
+                words.clear()
+            elif kind == "word":
+                words.append(word)
+            elif kind in {"target", "string"}:
+                extra[kind] = " ".join(expansion.expanded(word, variables))
+            elif kind != "operator":
+                quoted = partial(expansion.quoted, variables=variables)
+                document = word if kind == "closed" else expansion.IN_QUOTES.sub(quoted, word)
+                extra |= {"document": document, "text": word, "quote": kind.removeprefix("open")}
+            if kind == "operator" and word.startswith("()") and len(words) == 1:
+                words.append("()")
+            if kind != "operator" or _defined(words):
+                continue
+            self._enter(words, opened)
+            is_pattern = bool(opened) and opened[-1].takes(
+                [text for one in words for text in expansion.expanded(one, variables)], word
+            )
+            if is_pattern or any(block.runs is False for block in opened):
+                words.clear()
+            is_conditional = not all(block.runs for block in opened)
+            if words and opened and opened[-1].runs is None:
+                is_sure = {block.keyword for block in opened} <= {"if", "{"} and word in {";", "\n"}
+                opened[-1].tests.append(_tested(words, variables) if is_sure else None)
+            is_cat = word == "|" and words == ["cat"]  # for the next command
+            if words[:1] == ["read"] and "text" in extra and any(map(_TO_END.fullmatch, words)):
+                kept = expansion.kept(extra["text"].strip(), extra["quote"], variables)
+                words = [f"{words[-1]}={kept}"]
+            left = {one: _left_by(one, self._texts) for one in words}
+            of_document = _left_in(extra.get("text", ""), is_closed=bool(extra.get("quote")))
+            found = self._run(words, extra, is_conditional=is_conditional or is_chained)
+            if found:
+                made = found._replace(
+                    is_conditional=is_conditional,
+                    in_loop=any(block.keyword in _LOOPS for block in opened),
+                    end=word,
+                    document=extra.get("document", ""),
+                    target=extra.get("target", ""),
+                    reads=of_document.union(*left.values()),
+                )
+                yield from self._started(made)
+            else:
+                self._texts |= {
+                    one[1]: left[one[0]] | of_document
+                    for one in map(_ASSIGNMENT.match, words)
+                    if one
+                }
+            words.clear()
+            if not is_cat:
+                extra.clear()
+            is_chained = word in {"&&", "||"}
+
+    def _enter(self, words: list[str], opened: list[_Block]) -> None:
+        """Take keywords from the begin of a command, which open and close blocks."""
         while words and words[0] in _KEYWORDS:
             keyword = words.pop(0)
             if keyword in _OPENS:
-                opened.append(_Block(keyword, in_pattern=keyword == "case"))
+                opened.append(_Block(keyword, runs=True if keyword == "{" else None))
             elif keyword in _CLOSES and opened:
                 opened.pop()
             elif opened:
                 opened[-1].enter(keyword)
-            if keyword in _HEADS:
-                if keyword != "case" and words:  # the variable has another value each time
-                    variables[words[0]] = expansion.unknown(words[0])
+            if keyword == "case":
+                opened[-1].subject = " ".join(
+                    text for one in words[:1] for text in expansion.expanded(one, self.variables)
+                )
+                opened[-1].patterns = []
+                del words[:2]
+            elif keyword in _HEADS:
+                if words:  # the variable has another value each time
+                    self.variables[words[0]] = expansion.unknown(words[0])
                 words.clear()
-        is_pattern = bool(opened) and opened[-1].takes(word)
-        if is_pattern or any(block.runs is False for block in opened):
-            words.clear()
-        is_conditional = not all(block.runs for block in opened)
-        if words and opened and opened[-1].runs is None:
-            is_sure = {block.keyword for block in opened} == {"if"} and word in {";", "\n"}
-            opened[-1].tests.append(_tested(words, variables) if is_sure else None)
-        is_cat = word == "|" and words == ["cat"]  # for the next command
-        if words[:1] == ["read"] and "text" in extra and any(map(_TO_END.fullmatch, words)):
-            words = [
-                f"{words[-1]}={expansion.kept(extra['text'].strip(), extra['quote'], variables)}"
-            ]
-        left = {one: _left_by(one, texts) for one in words}
-        of_document = _left_in(extra.get("text", ""), is_closed=bool(extra.get("quote")))
-        if found := _run(words, variables, is_conditional=is_conditional or is_chained):
-            yield found._replace(
-                is_conditional=is_conditional,
-                in_loop=any(block.keyword in _LOOPS for block in opened),
-                end=word,
-                document=extra.get("document", ""),
-                target=extra.get("target", ""),
-                reads=of_document.union(*left.values()),
+
+    def _started(self, command: ShellCommand) -> Iterator[ShellCommand]:
+        """Yield what a command runs: itself, or the commands of a function, file or other shell."""
+        self._left -= 1
+        if self._left < 0:
+            message = f"it has more than {MAX_COMMANDS} commands"
+            raise ValueError(message)
+        own = dict(command.own)
+        words = tuple(programs.unwrapped(command.words, own, programs.HERE))
+        command = command._replace(words=words, own=own)
+        name, arguments, before = words[0], words[1:], dict(self.variables)
+        tokens: Iterable[tuple[str, str]] | None = self._functions.get(name)
+        if tokens is not None:
+            self._called.add(name)
+        elif name == "eval":
+            tokens = self._tokens(" ".join(arguments))
+        elif name in {"source", "."} and arguments:
+            text, arguments = self._read(arguments[0]), arguments[1:]
+            tokens = self._tokens(text) if text else None
+        elif (found := programs.text_of_shell(words, command.document, self._read)) and found[0]:
+            self.variables |= own
+            tokens, arguments = self._tokens(found[0]), tuple(found[1])
+        if tokens is None or self._nesting >= MAX_NESTING:
+            yield command
+            return
+        is_other = name not in {*self._functions, "eval", "source", "."}
+        positional = {key: one for key, one in before.items() if key in _POSITIONAL}
+        if name != "eval" and (arguments or name not in {"source", "."}):
+            self._place(arguments)
+        self._nesting += 1
+        for one in self._commands(tokens):
+            yield one._replace(
+                own={**own, **one.own},
+                is_conditional=one.is_conditional or command.is_conditional,
+                in_loop=one.in_loop or command.in_loop,
+                end=command.end if command.end in {"&", "|"} and one.end in "\n;" else one.end,
             )
-        else:
-            texts |= {
-                one[1]: left[one[0]] | of_document for one in map(_ASSIGNMENT.match, words) if one
-            }
-        words.clear()
-        if not is_cat:
-            extra.clear()
-        is_chained = word in {"&&", "||"}
+        self._nesting -= 1
+        if is_other:  # what another shell sets is its own
+            self.variables.clear()
+            self.variables |= before
+        elif name != "eval":
+            for key in _POSITIONAL:
+                self.variables.pop(key, None)
+            self.variables |= positional
+
+    def _place(self, arguments: Sequence[str]) -> None:
+        """Set the positional parameters; they stay unknown where some of them are."""
+        for key in _POSITIONAL:
+            self.variables.pop(key, None)
+        if not any(one.startswith(("$@", "$*", "${@", "${*")) for one in arguments):
+            self.variables |= {str(at): one for at, one in enumerate(arguments[:9], 1)}
+            self.variables |= dict.fromkeys(map(str, range(len(arguments) + 1, 10)), "")
+            self.variables |= {"@[@]": expansion.BETWEEN.join(arguments), "#": str(len(arguments))}
+
+    def _run(
+        self, words: list[str], extra: Mapping[str, str], *, is_conditional: bool
+    ) -> ShellCommand | None:
+        """Assign what a command assigns, or return the command."""
+        own: Variables = {}
+        variables = self.variables
+        declares = words[:1] and words[0] in DECLARES
+        if declares and "=" in words[2:]:
+            return ShellCommand(tuple(words), own, is_conditional)
+        at = int(bool(declares))
+        while at < len(words) and ((match := _ASSIGNMENT.match(words[at])) or declares):
+            name = match[1] if match else words[at]
+            if match:
+                name, value = _assigned(match, {**variables, **own}, is_conditional=is_conditional)
+                limit = MAX_ARRAY if name.endswith("]") else MAX_VALUE
+                own[name] = value if len(value) <= limit else expansion.unknown(name)
+            if declares and (words[0] == "export" or _EXPORTS.search(" ".join(words))):
+                self.exported.add(name)
+            at += 1
+        if at == len(words):
+            self._set(own, is_conditional=is_conditional)
+            return None
+        found = tuple(expansion.all_expanded(words[at:], variables))
+        defaults = [one for word in words[at:] for one in _SETS_DEFAULT.finditer(word)]
+        new = {one[1]: one[2] for one in defaults if not variables.get(one[1])}
+        if defaults:
+            self._set(new, is_conditional=is_conditional)
+        if (sets := _sets(found, extra, variables)) is not None:
+            self._set(sets, is_conditional=is_conditional)
+            return None
+        if found[:1] == ("set",):
+            self._exports = {"-a": True, "+a": False}.get(found[-1], self._exports)
+            self._exports = {"-o": True, "+o": False}.get(
+                found[1] if found[-1] == "allexport" else "", self._exports
+            )
+            if "--" in found:
+                self._place(found[found.index("--") + 1 :])
+        if found[:1] == ("shift",) and "@[@]" in variables:
+            many = int(found[1]) if found[1:] and found[1].isdecimal() else 1
+            self._place(variables["@[@]"].split(expansion.BETWEEN)[many:])
+        return ShellCommand(found, own, is_conditional) if found else None
+
+    def _set(self, new: Mapping[str, str], *, is_conditional: bool) -> None:
+        for name, value in new.items():
+            is_known = not is_conditional or name.endswith("]")
+            is_known = is_known or self.variables.get(name) == value
+            self.variables[name] = value if is_known else expansion.unknown(name)
+            self.assigned.add(name)
+            if self._exports:
+                self.exported.add(name)
+
+
+def commands(
+    text: str, variables: Variables, read: Read = programs.no_file
+) -> Iterator[ShellCommand]:
+    """Yield the commands of a script in its order, as `Shell` does."""
+    return Shell(variables, read).commands(text)
+
+
+def _defined(words: Sequence[str]) -> str:
+    """Return the function whose definition words begin; empty for none."""
+    match words:
+        case [name, "()"] | ["function", name] | ["function", name, "()"]:
+            return name
+    return ""
+
+
+def _body(tokens: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the tokens up to the brace that closes a function, and a last operator."""
+    depth = 1
+    for word, kind in tokens:
+        if kind == "word":
+            depth += (word == "{") - (word == "}")
+        if not depth:
+            break
+        yield word, kind
+    yield "\n", "operator"
+
+
+def _sets(
+    words: Sequence[str], extra: Mapping[str, str], variables: Variables
+) -> Mapping[str, str] | None:
+    """Return the variables that a command sets; None if it sets none."""
+    program, rest = "".join(words[:1]), words[1:]
+    if program == "let":
+        new = {}
+        for one in rest:
+            match = _LET.fullmatch(one)
+            if match and match[2] == "=":
+                new[match[1]] = expansion.computed(match[3], variables)
+            elif match:
+                new[match[1]] = expansion.unknown(match[1])
+        return new
+    if program == "printf" and rest[:1] == ("-v",):
+        is_plain = len(rest) == 4 and rest[2] in {"%s", "%d", "%i"}  # noqa: PLR2004 - NAME FORM VALUE
+        return {rest[1]: rest[3]} if is_plain else dict.fromkeys(rest[1:2], expansion.UNKNOWN)
+    names = [one for one in rest if not one.startswith("-")]
+    if program == "read" and "string" in extra and len(names) == 1:
+        return {names[0]: extra["string"]}
+    if program in {"unset", "read", "mapfile", "readarray"}:
+        return {name: expansion.unknown(name) for name in names}
+    return None
 
 
 def _left_in(document: str, *, is_closed: bool) -> frozenset[str]:
@@ -199,6 +438,11 @@ def _left_by(word: str, texts: Mapping[str, frozenset[str]]) -> frozenset[str]:
 def _tested(words: Sequence[str], variables: Variables) -> bool | None:
     """Return what a test of known texts says; None for another."""
     names = {match["name"] for word in words for match in expansion.VARIABLE.finditer(word)}
+    if words[0] in _ALWAYS:
+        return _ALWAYS[words[0]]
+    if words[0] == "let":
+        value = expansion.computed(" ".join(expansion.expanded(words[-1], variables)), variables)
+        return None if "$" in value else value != "0"
     if words[0] not in {"[", "[[", "test"} or any(
         _DEFAULT.search(word) and not names <= variables.keys() for word in words
     ):
@@ -227,31 +471,6 @@ def without_documents(text: str) -> str:
         elif match := _DOCUMENT.search(line):
             end = match[1]
     return "\n".join(lines)
-
-
-def _run(words: list[str], variables: Variables, *, is_conditional: bool) -> ShellCommand | None:
-    """Assign what a command assigns, or return the command."""
-    own: Variables = {}
-    declares = words[:1] and words[0] in DECLARES
-    if declares and "=" in words[2:]:
-        return ShellCommand(tuple(words), own, is_conditional)
-    at = int(bool(declares))
-    while at < len(words) and ((match := _ASSIGNMENT.match(words[at])) or declares):
-        if match:
-            name, value = _assigned(match, {**variables, **own}, is_conditional=is_conditional)
-            limit = MAX_ARRAY if name.endswith("]") else MAX_VALUE
-            own[name] = value if len(value) <= limit else expansion.unknown(name)
-        at += 1
-    if at == len(words):
-        for name, new in own.items():
-            is_known = not is_conditional or name.endswith("]") or variables.get(name) == new
-            variables[name] = new if is_known else expansion.unknown(name)
-        return None
-    found = tuple(expansion.all_expanded(words[at:], variables))
-    if found[:1] in {("unset",), ("read",), ("mapfile",), ("readarray",)}:
-        variables.update({name: expansion.unknown(name) for name in found[1:]})
-        return None
-    return ShellCommand(found, own, is_conditional) if found else None
 
 
 def _assigned(
