@@ -284,12 +284,15 @@ def context(args: argparse.Namespace, environment: Mapping[str, str] = os.enviro
     """
     readers: dict[str, Callable[[], Any]] = {"gpus": count_gpus}
     file, suffix = args.file, os.path.splitext(args.file or "")[1]
-    config = args.deepspeed_config or (file if suffix in {".json", ".hjson"} else "")
-    if suffix in {".yaml", ".yml"}:
+    config = args.deepspeed_config or (file if suffix == ".hjson" else "")
+    if suffix in {".yaml", ".yml", ".json"}:
         readers["manifest"] = partial(_read_manifest, file)
     elif file and file != config:
         readers["script"] = partial(_read_script, file, environment)
     found = read_all(readers)
+    if suffix == ".json" and found["manifest"].value is None:
+        del found["manifest"]
+        config = config or file
     command = _command(args.launch, environment) if args.launch else None
     if "manifest" in found and (settings := (found["manifest"].value or {}).get("accelerate")):
         del found["manifest"]
