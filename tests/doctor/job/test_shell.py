@@ -107,6 +107,17 @@ ADDRESS = 'head=$(srun --nodes=1 --ntasks=1 -w "$node" hostname --ip-address)\n'
         ("srun -n1 -N1 torchrun a.py\nsrun torchrun --nnodes=4 --nproc-per-node=8 b.py", "torchrun",
          32),
         ("run() { srun torchrun --nnodes=$1 --nproc-per-node=8 x.py; }\nrun 4", "torchrun", 32),
+        (("run() {\n  torchrun --nnodes=4 --nproc-per-node=8 x.py\n}\nexport -f run\n"
+          "srun bash -c run"), "torchrun", 32),
+        (("tee n.sh <<'E' >/dev/null\ntorchrun --nnodes=4 --nproc-per-node=8 x.py\nE\n"
+          "srun ./n.sh"), "torchrun", 32),
+        ("xargs -I{} ssh {} torchrun --nnodes=2 --nproc-per-node=8 x.py < hosts", "torchrun", 16),
+        ("pdsh -w n[1-2] 'cd a; torchrun --nnodes=2 --nproc-per-node=8 x.py'", "torchrun", 16),
+        (("f() { if (( $1 > 1 )); then srun torchrun --nnodes=$1 --nproc-per-node=$2 x.py; fi; }\n"
+         "f 1 2\nf 4 8"), "torchrun", 32),
+        ('f() { shift; srun "$@"; }\nf a torchrun --nnodes=4 --nproc-per-node=8 x.py', "torchrun",
+         32),
+        ("f() { f; f; }\nf\nsrun torchrun --nnodes=4 --nproc-per-node=8 x.py", "torchrun", 32),
         ("exec srun torchrun --nnodes=4 --nproc-per-node=8 x.py", "torchrun", 32),
         ("eval 'srun torchrun --nnodes=4 --nproc-per-node=8 x.py'", "torchrun", 32),
         ('C="torchrun --nnodes=4 --nproc-per-node=8 x.py"; eval srun "$C"', "torchrun", 32),

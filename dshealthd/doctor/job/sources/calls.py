@@ -12,7 +12,7 @@ from dshealthd.doctor.job.sources import programs, shell
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-_OUTER = programs.WRAPPERS | {"srun", "ssh"}
+_OUTER = programs.WRAPPERS | programs.ELSEWHERE | {"srun"}
 """Programs that run another one among their words."""
 
 

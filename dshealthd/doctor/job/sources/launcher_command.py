@@ -303,10 +303,10 @@ def _launcher(
             return LauncherCommand(program, {}, tuple(rest), own, wrapper=wrapper)
         rest = rest[at + 2 :]
     inside = programs.text_of_shell(words, command.document, read)
-    if program == "ssh":  # it has options and a host before the command
+    if program in programs.ELSEWHERE:  # it has options and a host before the command
         inside = command.document or " ".join(itertools.dropwhile(_is_word, rest)), ()
     if inside is not None:
-        known: expansion.Variables = {} if program == "ssh" else {**variables, **own}
+        known: expansion.Variables = {} if program in programs.ELSEWHERE else {**variables, **own}
         launch = find_launch(
             shell.commands(inside[0], known, read), known, nesting + 1, is_task=is_task, read=read
         )

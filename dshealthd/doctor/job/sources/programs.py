@@ -20,10 +20,12 @@ CALLED = frozenset({"mpirun", "mpiexec", "ray"}) | CONTAINERS - {"enroot"}
 """Programs whose options rules read, besides those of launchers."""
 HERE = frozenset(
     "command exec time nohup env stdbuf nice ionice chrt numactl taskset timeout sudo"  # noqa: SIM905
-    " setsid strace nsys ncu py-spy catchsegv unbuffer"
+    " setsid strace nsys ncu py-spy catchsegv unbuffer xargs parallel"
     " conda mamba micromamba uv uvx poetry pipenv pixi pdm hatch".split()
 )
 """Programs that run the command among their words, with the files and variables that they have."""
+ELSEWHERE = frozenset({"ssh", "pdsh", "clush"})
+"""Programs that have a shell of another host read their last words, or their input."""
 WRAPPERS = HERE | CONTAINERS
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
@@ -104,7 +106,7 @@ def unwrapped(
         is_program = name == word or "/bin/" in word or is_file
         before = words[at - 1] if at > 1 and program not in WRAPPERS else "--"
         is_value = before.startswith("-") and "=" not in before and before != "--"
-        is_known = runs_programs(name) or is_file or name in CALLED or name == "env"
+        is_known = runs_programs(name) or is_file or name in CALLED | ELSEWHERE | {"env"}
         if is_program and not is_value and is_known:
             return unwrapped(words[at:], own, wrappers)
     return words

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import json
 import operator
 import re
 from dataclasses import dataclass, field
@@ -35,6 +36,9 @@ _LEFT = re.compile(r"\\\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
 """One that a backslash leaves to another shell."""
 _SETS = re.compile(r"(?:(?<![\w.$/{-])(?=\w+\+?=)|\b(?:for|read(?:\s+-\w+)*)\s+)([A-Za-z_]\w*)")
 """One that a script sets."""
+_FUNCTION = "BASH_FUNC_"
+"""Begins the variable that has the tokens of a function."""
+_NAMES = re.compile(r"\w+")
 _ARITHMETIC = re.compile(r"(?<![\w$({])(?<!for )\(\(([^()\n;']*(?:\([^()\n]*\)[^()\n;']*)*)\)\)")
 """A command that computes."""
 _LET = re.compile(r"\s*(\w+)\s*([-+*/%]?=(?!=)|\+\+|--)\s*(.*)", re.DOTALL)
@@ -148,8 +152,10 @@ class Shell:
         self.exported: set[str] = set()
         """Variables that its programs get."""
         self._read = read
-        self._functions: dict[str, list[tuple[str, str]]] = {}
-        self._called: set[str] = set()
+        self._defined: set[str] = set()
+        """Functions that it defines; their tokens are variables, as exported ones are in bash."""
+        self._named: set[str] = set()
+        """Names in its commands, some of which call functions in another shell."""
         self._exports = False
         self._left = MAX_COMMANDS
         self._nesting = 0
@@ -163,11 +169,15 @@ class Shell:
         ValueError, after the commands before it, for what cannot be parsed.
         """
         yield from self._commands(self._tokens(text))
-        while unread := self._functions.keys() - self._called:
+        while unread := self._defined - self._named:
             for name in sorted(unread):
-                self._called.add(name)
-                for one in self._commands(self._functions[name]):
+                self._named.add(name)
+                for one in self._commands(self._function(name) or ()):
                     yield one._replace(is_conditional=True)
+
+    def _function(self, name: str) -> Iterable[tuple[str, str]] | None:
+        found = self.variables.get(_FUNCTION + name)
+        return json.loads(found) if found else None
 
     def _tokens(self, text: str) -> Iterator[tuple[str, str]]:
         text = _ARITHMETIC.sub(lambda match: f"let '{match[1]}'", text)
@@ -188,8 +198,8 @@ class Shell:
         rest = iter(tokens)
         for word, kind in rest:
             if kind == "word" and word == "{" and (name := _defined(words)):
-                self._functions[name] = list(_body(rest))
-                self._called.discard(name)
+                variables[_FUNCTION + name] = json.dumps(list(_body(rest)))
+                self._defined.add(name)
                 words.clear()
             elif kind == "word":
                 words.append(word)
@@ -226,7 +236,7 @@ class Shell:
                     in_loop=any(block.keyword in _LOOPS for block in opened),
                     end=word,
                     document=extra.get("document", ""),
-                    target=extra.get("target", ""),
+                    target=_target(found.words) or extra.get("target", ""),
                     reads=of_document.union(*left.values()),
                 )
                 yield from self._started(made)
@@ -272,10 +282,9 @@ class Shell:
         words = tuple(programs.unwrapped(command.words, own, programs.HERE))
         command = command._replace(words=words, own=own)
         name, arguments, before = words[0], words[1:], dict(self.variables)
-        tokens: Iterable[tuple[str, str]] | None = self._functions.get(name)
-        if tokens is not None:
-            self._called.add(name)
-        elif name == "eval":
+        self._named.update(*map(_NAMES.findall, command.words))
+        tokens = function = self._function(name)
+        if name == "eval":
             tokens = self._tokens(" ".join(arguments))
         elif name in {"source", "."} and arguments:
             text, arguments = self._read(arguments[0]), arguments[1:]
@@ -286,7 +295,7 @@ class Shell:
         if tokens is None or self._nesting >= MAX_NESTING:
             yield command
             return
-        is_other = name not in {*self._functions, "eval", "source", "."}
+        is_other = function is None and name not in {"eval", "source", "."}
         positional = {key: one for key, one in before.items() if key in _POSITIONAL}
         if name != "eval" and (arguments or name not in {"source", "."}):
             self._place(arguments)
@@ -373,6 +382,12 @@ def commands(
 ) -> Iterator[ShellCommand]:
     """Yield the commands of a script in its order, as `Shell` does."""
     return Shell(variables, read).commands(text)
+
+
+def _target(words: Sequence[str]) -> str:
+    """Return the file into which `tee` writes its input; empty for another program."""
+    files = (word for word in words[1:] if not word.startswith("-"))
+    return next(files, "") if words[0] == "tee" else ""
 
 
 def _defined(words: Sequence[str]) -> str:
