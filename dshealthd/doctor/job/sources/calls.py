@@ -37,7 +37,13 @@ class Call(NamedTuple):
     @property
     def options(self) -> Mapping[str, list[str]]:
         """Its options, and its subcommand, with their values."""
-        found: dict[str, list[str]] = {"by": [self.by], "end": [self.end], "program": [""]}
+        words = " ".join(self.words)
+        found: dict[str, list[str]] = {"by": [self.by], "end": [self.end], "words": [words]}
+        found["program"] = [self.program]
+        if any(programs.runs_programs(os.path.basename(word)) for word in self.words):
+            found["trains"] = [""]
+        if any(word.startswith("$") for word in self.own):  # a variable may hold options
+            found["open"] = [""]
         if self.words and not self.words[0].startswith("-"):
             found[self.words[0]] = [""]
         for word, following in itertools.pairwise([*self.own, "--"]):

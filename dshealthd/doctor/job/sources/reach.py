@@ -13,7 +13,7 @@ import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.doctor.job.sources import launcher_command, programs
+from dshealthd.doctor.job.sources import launcher_command
 from dshealthd.doctor.job.sources.script_fault import ScriptFault
 
 if TYPE_CHECKING:
@@ -51,8 +51,11 @@ def crossing(call: Call, *, is_batch: bool) -> Crossing | None:
     given = call.options
     if call.program in _CONTAINERS and "run" in given and "env-file" not in given:
         names = _named([*given.get("e", ()), *given.get("env", ())])
-        is_open = any("$" in word for word in call.own if word.startswith("$"))
-        return None if is_open else Crossing(f"{call.program} run", names.__contains__, "-e NAME")
+        return (
+            None
+            if "open" in given
+            else Crossing(f"{call.program} run", names.__contains__, "-e NAME")
+        )
     if call.program in {"apptainer", "singularity"} and given.keys() & _ISOLATES:
         names = _named([one for text in given.get("env", ()) for one in text.split(",")])
         return Crossing(f"{call.program} --cleanenv", names.__contains__, "--env NAME=$NAME")
@@ -77,8 +80,7 @@ def faults(
     needs.
     """
     for call in found:
-        trains = any(map(programs.runs_programs, map(os.path.basename, call.words)))
-        way = crossing(call, is_batch=is_batch) if trains else None
+        way = crossing(call, is_batch=is_batch) if "trains" in call.options else None
         text = "\n".join(call.words)
         reads = set(re.findall(r"\$\{?([A-Za-z_]\w*)\b(?!:|-)", text)) & assigned.keys()
         sets = set(re.findall(r"\b([A-Za-z_]\w*)=", text))
