@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.job.rules import OF_OBJECTS, OF_PROGRAMS, OF_SETTINGS, JobRule, broken
 from dshealthd.doctor.job.sources import schema
+from dshealthd.doctor.job.sources.slurm_options import seconds
 from dshealthd.doctor.job.start import Invariant
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def _programs(start: Start, subject: str) -> list[Mapping[str, Sequence[str]]]:
     if subject == "job":
         nodes, processes = start.nodes or start.layout.nodes, start.layout.ranks_per_node
         counts = {"nodes": nodes, "processes": processes, "gpus": start.gpus_requested}
+        if limit := seconds(start.requested.get("time", "")):
+            counts["minutes"] = limit // 60
         return [{name: [str(count or 0)] for name, count in counts.items()}]
     if subject == "training":
         stated = {**start.program.stated} if start.chain else {}

@@ -41,8 +41,6 @@ _OF_SHELLS = re.compile(r"(?<!\$)\$\{(\w+)\}")
 _RELEASE = re.compile(r"v?(\d+(?:\.\d+)+)")
 _OF_PODS = re.compile(r"[a-z0-9][a-z0-9-]*-\d+")
 """Names that StatefulSets, indexed Jobs, JobSets and PyTorchJobs give their pods."""
-_ROOTS = re.compile(r"(?:^|[_-])(?:out|output|save|ckpt|checkpoints?|results?)(?:$|[_-])")
-"""In an option that names where a training writes."""
 _MESHES = {
     "Istio": ("istio-injection=enabled", "istio.io/rev", "sidecar.istio.io/inject"),
     "Linkerd": ("linkerd.io/inject=enabled", "linkerd.io/inject=ingress", "linkerd.io/inject"),
@@ -262,9 +260,8 @@ def _written(start: PodStart) -> Iterator[str]:
         if mount.get("readOnly") is True or is_fixed or "configMap" in volume or "secret" in volume:
             fixed.add(mount.text("mountPath").rstrip("/"))
     words = [*pod.words, *(word for text in pod.words for word in text.split())]
-    for option, path in launcher_command.pairs(words):
-        inside = [one for one in fixed if path == one or path.startswith(f"{one}/")]
-        if _ROOTS.search(option) and inside:
+    for option, path in launcher_command.outputs(words):
+        if inside := [one for one in fixed if path == one or path.startswith(f"{one}/")]:
             yield f"--{option} {path[:80]} cannot be written: {inside[0]} is mounted read-only"
 
 

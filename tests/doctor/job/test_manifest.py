@@ -294,6 +294,12 @@ LIMITED = POD.replace('gpu: "8"', 'gpu: "8", memory: 8Gi').replace(
 
 
 PODS = (
+    (
+        jobset(POD).replace("  replicated", "  network: {enableDNSHostnames: false}\n  replicated"),
+        "false",
+        "true",
+        "pods of this JobSet have no subdomain",
+    ),
     (jobset(LIMITED), "sizeLimit: 9Gi", "sizeLimit: 8Gi", "which count as memory of the"),
     (
         pytorchjob(POD.replace("image: train", "image: a/train:2.1")).replace(

@@ -8,6 +8,8 @@ from dshealthd.doctor.job.sources import slurm_script
 
 _MPI = "mpirun --hostfile hosts -np 16 --bind-to none"
 _SET = "export MASTER_ADDR=a\nexport NCCL_DEBUG=WARN\n"
+_TMPFS = "apptainer exec --nv --writable-tmpfs"
+_PYXIS = "srun --container-image=./a.sqsh --container-mounts=/c:/work/c"
 _REMOTE = "torchrun --nnodes=2 --nproc-per-node=8 --node-rank=$n --master-addr=a t.py"
 
 
@@ -51,6 +53,36 @@ CASES = (
         "docker run -v /lustre/data:/data a python t.py --data /lustre/data/c4",
         "docker run -v /lustre/data:/lustre/data a python t.py --data /lustre/data/c4",
         "the container has no /lustre/data/c4",
+    ),
+    (
+        f"{_TMPFS} -B /c:/work/c a.sif python t.py --output-dir /work/ckpt",
+        f"{_TMPFS} -B /c:/work/c -B /d:/work/ckpt a.sif python t.py --output-dir /work/ckpt",
+        "--output_dir /work/ckpt is lost when its container ends",
+    ),
+    (
+        "docker run --gpus all --rm -v /c:/work/c a python t.py --save=/work/ckpt",
+        "docker run --gpus all -v /c:/work/c a python t.py --save=/work/ckpt",
+        "--save /work/ckpt is lost when its container ends",
+    ),
+    (
+        f"{_PYXIS} python t.py --save /work/ckpt",
+        f"{_PYXIS} --container-name=a python t.py --save /work/ckpt",
+        "--save /work/ckpt is lost when its container ends",
+    ),
+    (
+        f"{_PYXIS} python t.py --save /work/ckpt",
+        f"{_PYXIS} python t.py --save /lustre/ckpt",
+        "--save /work/ckpt is lost",
+    ),
+    (
+        "scontrol show hostnames > hosts.txt\ncd /runs/a\ndeepspeed --hostfile=hosts.txt t.py",
+        "cd /runs/a\nscontrol show hostnames > hosts.txt\ndeepspeed --hostfile=hosts.txt t.py",
+        "writes hosts.txt, then goes to /runs/a, where deepspeed does not find it",
+    ),
+    (
+        "f() {\n  echo a\n}\nf > ./hosts\ncd $RUN\ndeepspeed -H hosts t.py",
+        "f() {\n  echo a\n}\nf > ./hosts\ncd $SLURM_SUBMIT_DIR\ndeepspeed -H hosts t.py",
+        "writes hosts, then goes to $RUN",
     ),
     ("srun cd /a && python t.py", "cd /a && srun python t.py", "srun cannot run cd /a"),
     (

@@ -243,7 +243,7 @@ PROGRAMS: Sequence[tuple[str, str]] = (
         f"export CUDA_DEVICE_MAX_CONNECTIONS=1\n{_MEGATRON} --sequence-parallel",
     ),
     *(
-        (f"{_MEGATRON} {wrong}", f"{_MEGATRON} {right}")
+        (f"#SBATCH --time=60:00\n{_MEGATRON} {wrong}", f"#SBATCH -t 1:0:0\n{_MEGATRON} {right}")
         for wrong, right in (
             (
                 "--num-layers 30 --pipeline-model-parallel-size 4",
@@ -289,6 +289,7 @@ PROGRAMS: Sequence[tuple[str, str]] = (
             ),
             ("--save /a", "--save /a --save-interval 9"),
             ("--fp16 --bf16", "--bf16"),
+            ("--exit-duration-in-mins 61", "--exit-duration-in-mins 60"),
             (
                 "--num-layers-per-virtual-pipeline-stage 2",
                 "--num-layers-per-virtual-pipeline-stage 2 --pipeline-model-parallel-size 2",

@@ -36,7 +36,7 @@ PIECE = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|([^'\"\\]+)", re.DOT
 _SUBSTITUTION = re.compile(r"[$<>]\(")
 _WHERE = re.compile(r"\s*(?:which|command\s+-v|type\s+-p)\s+([\w.-]+)\s*")
 """A command that prints where a program is."""
-_ECHO = re.compile(r"\s*echo\s+((?!-)[^'\"`|;&<>()\\]*)")
+_ECHO = re.compile(r"\s*echo\s+((?!-)[^'`|;&<>()\\]*)")
 """A command that prints its own words."""
 _CAT = re.compile(
     r"\s*cat\s*<<-?[ \t]*(?P<quote>['\"\\]?)(?P<end>\w+)['\"]?[ \t]*\n(?P<body>.*)\n\t*(?P=end)\s*",
@@ -59,7 +59,7 @@ _INSIDE = re.compile(r"\\.|'[^']*+'|\"|[$<>]?\(|\)", re.DOTALL)
 _IN_QUOTED = re.compile(r"\\.|\"|\$\(", re.DOTALL)
 VARIABLE = re.compile(
     r"\$(?:(?P<bare>\w+|[@*#](?!\w))|\{(?P<count>#?)(?P<name>\w+|[@*#](?=\}))"
-    r"(?:\[(?P<at>[@*]|\d{1,4})\])?(?P<default>:?[-=][^${}'\"\\]*)?\})"
+    r"(?:\[(?P<at>[@*]|\w{1,64})\])?(?P<default>:?[-=][^${}'\"\\]*)?\})"
 )
 _ELEMENTS = re.compile(r"\"\$(?:\{(\w+\[@\])\}|@|\{@\})\"")
 IN_QUOTES = re.compile(rf"\\(?:\n|(?P<escaped>[$`\"\\]))|{VARIABLE.pattern}")
@@ -81,6 +81,8 @@ GIVEN = re.compile(
 """Beginnings of variables that a scheduler, an operator or a launcher may set."""
 _COMPUTED = "COMPUTED_"
 """Begins the variable that stands for an arithmetic expansion: the rest is its text in hex."""
+_ECHOED = "ECHOED_"
+"""Begins the variable that stands for what `echo` prints, likewise."""
 CLOSED, OPEN = "CLOSED_DOCUMENT_", "OPEN_DOCUMENT_"
 """Begin the variable that stands for a here-document, which is in quotes or not."""
 _OPERATIONS: dict[type, Callable[[int, int], int]] = {
@@ -125,9 +127,7 @@ def without_substitutions(text: str, variables: Variables) -> str:
     starts the job.
     """
     text = _PROCESS.sub("${BASHPID}", text)
-    text = re.sub(
-        r"`([^`\n]*)`", lambda match: _substituted(match[1], variables, is_quoted=True), text
-    )
+    text = re.sub(r"`([^`\n]*)`", lambda match: _substituted(match[1], variables), text)
     opened = [_Substitution()]
     at = 0
     while match := opened[-1].next.search(text, at):
@@ -142,21 +142,20 @@ def without_substitutions(text: str, variables: Variables) -> str:
         inner.depth += (found == "(") - (found == ")")
         if inner.depth < 0:
             opened.pop()
-            is_quoted = opened[-1].next is _IN_QUOTED
-            found = _substituted("".join(inner.pieces), variables, is_quoted=is_quoted)
+            found = _substituted("".join(inner.pieces), variables)
         opened[-1].pieces.append(found)
     opened[-1].pieces.append(text[at:])
     return "".join(piece for one in opened for piece in (one.begin, *one.pieces))
 
 
-def _substituted(command: str, variables: Variables, *, is_quoted: bool) -> str:
+def _substituted(command: str, variables: Variables) -> str:
     """Return what stands for the output of a command: a variable of the node where it is one's."""
     if path := _WHERE.fullmatch(command):
         return path[1]
     if cat := _CAT.fullmatch(command):
         return kept(cat["body"].rstrip("\n"), cat["quote"], variables)
     if said := _ECHO.fullmatch(command):
-        return said[1] if is_quoted else f'"{said[1]}"'
+        return f"${{{_ECHOED}{said[1].encode().hex()}}}"
     if kind := _list_of(command):
         return f"${{{kind}}}"
     if _OWN_NAME.match(command):
@@ -224,6 +223,10 @@ def _value(match: re.Match[str], variables: Variables) -> str:
     name, default = match["bare"] or match["name"], match["default"]
     if name in {"@", "*"}:
         return variables.get("@[@]", match[0]).replace(BETWEEN, " ")
+    if match["at"] and f"{name}[{match['at']}]" in variables and match["at"] != "@":
+        return variables[f"{name}[{match['at']}]"]
+    if match["at"] and not match["at"].isdecimal() and match["at"] not in {"@", "*"}:
+        return match[0]
     if match["at"] and (known := variables.get(f"{name}[@]")) is not None:
         elements = known.split(BETWEEN)
         if not match["count"] and not match["at"].isdecimal():
@@ -236,6 +239,9 @@ def _value(match: re.Match[str], variables: Variables) -> str:
         return match[0]
     if match["count"]:
         return match[0]
+    if name.startswith(_ECHOED):
+        text = bytes.fromhex(name.removeprefix(_ECHOED)).decode()
+        return " ".join(part for one in text.split() for part in expanded(one, variables))
     if name.startswith(_COMPUTED):
         return computed(bytes.fromhex(name.removeprefix(_COMPUTED)).decode(), variables)
     found = variables.get(name)

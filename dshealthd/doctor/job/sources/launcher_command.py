@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -76,6 +77,7 @@ READ = (
 """Options that checks read; argparse accepts any prefix that no other option shares."""
 
 
+_WRITES = re.compile(r"(?:^|[_-])(?:out|output|save|ckpt|checkpoints?|results?)(?:$|[_-])")
 LIKENESS = 0.75
 """Share of letters in common with a known name from which that name is suggested."""
 MISSPELT = 0.88
@@ -99,6 +101,11 @@ def pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
         if equals or word.startswith("--"):
             last = name.lstrip("-+").rpartition(".")[2].replace("-", "_")
             yield last, value if equals or following.startswith("--") else following
+
+
+def outputs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the arguments in words that say where a training writes, by their last name."""
+    yield from ((name, path) for name, path in pairs(words) if _WRITES.search(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +315,11 @@ def _launcher(
     if inside is not None:
         known: expansion.Variables = {} if program in programs.ELSEWHERE else {**variables, **own}
         launch = find_launch(
-            shell.commands(inside[0], known, read), known, nesting + 1, is_task=is_task, read=read
+            shell.commands(inside[0], known, read, inside[1]),
+            known,
+            nesting + 1,
+            is_task=is_task,
+            read=read,
         )
         if launch.command is None:
             return None

@@ -165,7 +165,12 @@ class PodTemplate:
     @property
     def domain(self) -> str:
         """Domain of the pods' own names; empty if they have none, or its controller chooses it."""
-        own = self.above.at("network").text("subdomain") or self.job
+        network = self.above.at("network")
+        own = (
+            ""
+            if network.get("enableDNSHostnames") is False
+            else network.text("subdomain") or self.job
+        )
         return (
             self.spec.text("subdomain")
             or self.above.text("serviceName")

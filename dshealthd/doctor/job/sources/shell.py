@@ -47,7 +47,9 @@ _EXPORTS = re.compile(r"\s-\w*x")
 _SETS_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=([^${}'\"\\]*)\}")
 _POSITIONAL = frozenset({*map(str, range(1, 10)), "#", "@[@]"})
 """Variables that stand for the arguments of a script or function."""
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\[\w+\])?)(\+?)=(.*)", re.DOTALL)
+_ELEMENT = re.compile(r"\[([^\]]+)\]=(.*)", re.DOTALL)
+"""An element of an associative array, which is kept as the variable `NAME[KEY]`."""
 _TO_END = re.compile("-[a-z]*d")
 """An option of `read` with which it reads all lines, if its value is empty."""
 MAX_ARRAY = 1 << 16
@@ -298,13 +300,14 @@ class Shell:
         is_other = function is None and name not in {"eval", "source", "."}
         positional = {key: one for key, one in before.items() if key in _POSITIONAL}
         if name != "eval" and (arguments or name not in {"source", "."}):
-            self._place(arguments)
+            self.place(arguments)
         self._nesting += 1
         for one in self._commands(tokens):
             yield one._replace(
                 own={**own, **one.own},
                 is_conditional=one.is_conditional or command.is_conditional,
                 in_loop=one.in_loop or command.in_loop,
+                target=one.target or command.target,
                 end=command.end if command.end in {"&", "|"} and one.end in "\n;" else one.end,
             )
         self._nesting -= 1
@@ -316,8 +319,8 @@ class Shell:
                 self.variables.pop(key, None)
             self.variables |= positional
 
-    def _place(self, arguments: Sequence[str]) -> None:
-        """Set the positional parameters; they stay unknown where some of them are."""
+    def place(self, arguments: Sequence[str]) -> None:
+        """Set the positional parameters, which stay unknown where some of them are."""
         for key in _POSITIONAL:
             self.variables.pop(key, None)
         if not any(one.startswith(("$@", "$*", "${@", "${*")) for one in arguments):
@@ -337,10 +340,10 @@ class Shell:
         at = int(bool(declares))
         while at < len(words) and ((match := _ASSIGNMENT.match(words[at])) or declares):
             name = match[1] if match else words[at]
-            if match:
-                name, value = _assigned(match, {**variables, **own}, is_conditional=is_conditional)
-                limit = MAX_ARRAY if name.endswith("]") else MAX_VALUE
-                own[name] = value if len(value) <= limit else expansion.unknown(name)
+            made = _assigned(match, {**variables, **own}, is_conditional) if match else {}
+            for new, value in made.items():
+                limit = MAX_ARRAY if new.endswith("[@]") else MAX_VALUE
+                own[new] = value if len(value) <= limit else expansion.unknown(new)
             if declares and (words[0] == "export" or _EXPORTS.search(" ".join(words))):
                 self.exported.add(name)
             at += 1
@@ -361,15 +364,15 @@ class Shell:
                 found[1] if found[-1] == "allexport" else "", self._exports
             )
             if "--" in found:
-                self._place(found[found.index("--") + 1 :])
+                self.place(found[found.index("--") + 1 :])
         if found[:1] == ("shift",) and "@[@]" in variables:
             many = int(found[1]) if found[1:] and found[1].isdecimal() else 1
-            self._place(variables["@[@]"].split(expansion.BETWEEN)[many:])
+            self.place(variables["@[@]"].split(expansion.BETWEEN)[many:])
         return ShellCommand(found, own, is_conditional) if found else None
 
     def _set(self, new: Mapping[str, str], *, is_conditional: bool) -> None:
         for name, value in new.items():
-            is_known = not is_conditional or name.endswith("]")
+            is_known = not is_conditional or name.endswith("[@]")
             is_known = is_known or self.variables.get(name) == value
             self.variables[name] = value if is_known else expansion.unknown(name)
             self.assigned.add(name)
@@ -378,10 +381,16 @@ class Shell:
 
 
 def commands(
-    text: str, variables: Variables, read: Read = programs.no_file
+    text: str,
+    variables: Variables,
+    read: Read = programs.no_file,
+    arguments: Sequence[str] = (),
 ) -> Iterator[ShellCommand]:
     """Yield the commands of a script in its order, as `Shell` does."""
-    return Shell(variables, read).commands(text)
+    made = Shell(variables, read)
+    if arguments:
+        made.place(arguments)
+    return made.commands(text)
 
 
 def _target(words: Sequence[str]) -> str:
@@ -489,20 +498,24 @@ def without_documents(text: str) -> str:
 
 
 def _assigned(
-    match: re.Match[str], variables: Variables, *, is_conditional: bool
-) -> tuple[str, str]:
-    """Return the name that a word assigns and its value: of an array, all elements."""
+    match: re.Match[str],
+    variables: Variables,
+    is_conditional: bool,  # noqa: FBT001 - of a caller
+) -> Mapping[str, str]:
+    """Return what a word assigns, by name: of an array, all elements."""
     name, adds, text = match.groups()
     if not (text.startswith("(") and text.endswith(")")):
         text = f'"{text}"' if expansion.VARIABLE.fullmatch(text) else text  # nothing is split here
-        return name, variables.get(name, "") * bool(adds) + " ".join(
-            expansion.expanded(text, variables)
-        )
+        value = " ".join(expansion.expanded(text, variables))
+        return {name: variables.get(name, "") * bool(adds) + value}
     inside = (word for word, kind in expansion.words(text[1:-1]) if kind == "word")
     elements = list(expansion.all_expanded(inside, variables))
+    keyed = [found for one in elements if (found := _ELEMENT.fullmatch(one))]
+    if keyed and len(keyed) == len(elements):
+        return {f"{name}[{one[1]}]": one[2] for one in keyed}
     name += "[@]"
     if is_conditional:
         elements = [expansion.UNKNOWN]
     if adds and name in variables:
         elements = [*filter(None, variables[name].split(expansion.BETWEEN)), *elements]
-    return name, expansion.BETWEEN.join(elements)
+    return {name: expansion.BETWEEN.join(elements)}
