@@ -7,12 +7,11 @@ import re
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import warning
-from dshealthd.doctor.job.containers import lacking
 from dshealthd.doctor.job.facts import RULES
 from dshealthd.doctor.job.options import OPTIONS
+from dshealthd.doctor.job.sources.expansion import PER_NODE
 from dshealthd.doctor.job.sources.layout import refusal
 from dshealthd.doctor.job.sources.manifest import INDEX
-from dshealthd.doctor.job.sources.shell import PER_NODE
 from dshealthd.doctor.job.sources.slurm_options import tasks_per_node
 from dshealthd.doctor.job.start import Invariant, unlike, within
 
@@ -195,7 +194,6 @@ INVARIANTS = (
                "{0} MiB of memory on a node, where its processes take more than {1} and are killed"
                " (a number of --mem without a unit is in MiB, one of Kubernetes in bytes)"),
         *("memory", "sbatch(1), --mem")),
-    Invariant(lacking, "container", "docker-run(1); apptainer-exec(1)", make=warning),
     Invariant(_same_port, "--master-port", "torch/distributed/run.py", "dshealthd free-port"),
 )  # fmt: skip
 """In which a start must agree with itself."""

@@ -21,11 +21,13 @@ from dshealthd.doctor.job.sources import (
     slurm_options,
     slurm_script,
 )
+from dshealthd.doctor.job.sources.calls import Call, calls
 from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 from dshealthd.doctor.job.sources.layout import Layout, layout, slots
 from dshealthd.doctor.job.sources.manifest import Manifest
 from dshealthd.doctor.job.sources.rendezvous import Rendezvous, rendezvous
+from dshealthd.doctor.job.sources.shell import ShellCommand
 from dshealthd.doctor.job.sources.slurm_script import SlurmScript
 from dshealthd.doctor.job.sources.source import (
     Source,
@@ -190,10 +192,18 @@ class JobContext:
             copies=(nodes or self.layout.nodes or 1) if outer == "srun" else 1,
             pool=slots(self.deepspeed, self.members, self.gpus_per_node),
             strange=self.batch_script.strange if self.batch_script else (),
-            calls=self.batch_script.calls if self.batch_script else (),
+            calls=self._calls,
             script=self.batch_script.program if self.batch_script else "",
             unset=self.batch_script.unset if self.batch_script else {},
         )
+
+    @property
+    def _calls(self) -> Sequence[Call]:
+        if self.command is None:
+            return self.batch_script.calls if self.batch_script else ()
+        with contextlib.suppress(ValueError, ArithmeticError):  # of what is no command
+            return list(calls([ShellCommand(tuple(shlex.split(self.command.name)))]))
+        return ()
 
     @property
     def alternatives(self) -> Iterator[Start]:
@@ -284,12 +294,15 @@ def context(args: argparse.Namespace, environment: Mapping[str, str] = os.enviro
     """
     readers: dict[str, Callable[[], Any]] = {"gpus": count_gpus}
     file, suffix = args.file, os.path.splitext(args.file or "")[1]
-    config = args.deepspeed_config or (file if suffix in {".json", ".hjson"} else "")
-    if suffix in {".yaml", ".yml"}:
+    config = args.deepspeed_config or (file if suffix == ".hjson" else "")
+    if suffix in {".yaml", ".yml", ".json"}:
         readers["manifest"] = partial(_read_manifest, file)
     elif file and file != config:
         readers["script"] = partial(_read_script, file, environment)
     found = read_all(readers)
+    if suffix == ".json" and found["manifest"].value is None:
+        del found["manifest"]
+        config = config or file
     command = _command(args.launch, environment) if args.launch else None
     if "manifest" in found and (settings := (found["manifest"].value or {}).get("accelerate")):
         del found["manifest"]

@@ -6,8 +6,9 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.doctor.job.rules import OF_OBJECTS, OF_PROGRAMS, SLOW, JobRule, broken
+from dshealthd.doctor.job.rules import OF_OBJECTS, OF_PROGRAMS, OF_SETTINGS, JobRule, broken
 from dshealthd.doctor.job.sources import schema
+from dshealthd.doctor.job.sources.slurm_options import seconds
 from dshealthd.doctor.job.start import Invariant
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job.sources.fields import ManifestFields
     from dshealthd.doctor.job.start import Start
 
+_ALIKE = {"podman": "docker", "singularity": "apptainer"}
+"""Programs that take the options of another."""
 _STEP = re.compile(r"\[([^\]]*)\]|([^.\[]+)")
 
 
@@ -52,6 +55,12 @@ def _programs(start: Start, subject: str) -> list[Mapping[str, Sequence[str]]]:
     if subject == "sbatch":
         asked = {name: [value] for name, value in start.requested.items()}
         return [{**asked, "program": [""]}] if asked else []
+    if subject == "job":
+        nodes, processes = start.nodes or start.layout.nodes, start.layout.ranks_per_node
+        counts = {"nodes": nodes, "processes": processes, "gpus": start.gpus_requested}
+        if limit := seconds(start.requested.get("time", "")):
+            counts["minutes"] = limit // 60
+        return [{name: [str(count or 0)] for name, count in counts.items()}]
     if subject == "training":
         stated = {**start.program.stated} if start.chain else {}
         return [{name.replace("_", "-"): [value] for name, value in stated.items()}]
@@ -64,7 +73,10 @@ def _programs(start: Start, subject: str) -> list[Mapping[str, Sequence[str]]]:
         if subject == ("accelerate" if one.by_accelerate else one.program):
             options = {name: [value] for name, value in one.options.items()}
             found.append({**options, "arguments": one.arguments[:1], "program": [""]})
-    return [*found, *(one.options for one in start.calls if one.program == subject)]
+    return [
+        *found,
+        *(one.options for one in start.calls if _ALIKE.get(one.program, one.program) == subject),
+    ]
 
 
 def _said(rule: JobRule, start: Start) -> Iterator[str]:
@@ -85,6 +97,6 @@ def _said(rule: JobRule, start: Start) -> Iterator[str]:
 
 RULES = tuple(
     Invariant(partial(_said, rule), rule.subject, rule.source, make=rule.make)
-    for rule in (*OF_PROGRAMS, *SLOW)
+    for rule in (*OF_PROGRAMS, *OF_SETTINGS)
 )
 """The rules of programs, as what a start must agree with."""

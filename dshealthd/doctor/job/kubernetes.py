@@ -13,7 +13,7 @@ from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warn
 from dshealthd.doctor.job import facts
 from dshealthd.doctor.job.agreement import INVARIANTS, OCCUPANCY
 from dshealthd.doctor.job.rules import NAMES
-from dshealthd.doctor.job.sources import launcher_command
+from dshealthd.doctor.job.sources import launcher_command, programs
 from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.job.sources.layout import Layout, torchrun
 from dshealthd.doctor.job.sources.manifest import (
@@ -41,8 +41,6 @@ _OF_SHELLS = re.compile(r"(?<!\$)\$\{(\w+)\}")
 _RELEASE = re.compile(r"v?(\d+(?:\.\d+)+)")
 _OF_PODS = re.compile(r"[a-z0-9][a-z0-9-]*-\d+")
 """Names that StatefulSets, indexed Jobs, JobSets and PyTorchJobs give their pods."""
-_ROOTS = re.compile(r"(?:^|[_-])(?:out|output|save|ckpt|checkpoints?|results?)(?:$|[_-])")
-"""In an option that names where a training writes."""
 _MESHES = {
     "Istio": ("istio-injection=enabled", "istio.io/rev", "sidecar.istio.io/inject"),
     "Linkerd": ("linkerd.io/inject=enabled", "linkerd.io/inject=ingress", "linkerd.io/inject"),
@@ -243,9 +241,9 @@ def _misread(start: PodStart) -> Iterator[str]:
         return  # KubeRay makes one text of command and args for a shell
     if len(program.split()) > 1 and not program.startswith("{"):
         yield f"no program is named {program[:60]!r}: each word of command needs an item of its own"
-    if lost := launcher_command.lost_words(words):
+    if lost := programs.lost_words(words):
         yield f"bash -c runs {lost[:40]!r} alone: the words behind it are its $0, $1, ..."
-    if program.rpartition("/")[2] in _PROGRAMS and not launcher_command.runs_shell(words):
+    if program.rpartition("/")[2] in _PROGRAMS and not programs.runs_shell(words):
         own = {*CONTROLLERS, *start.variables}
         names = re.findall(r"(?<!\$)\$\{?([A-Za-z_]\w*)", " ".join(words))
         for name in itertools.islice(filter(own.__contains__, names), 1):  # not of a template
@@ -262,9 +260,8 @@ def _written(start: PodStart) -> Iterator[str]:
         if mount.get("readOnly") is True or is_fixed or "configMap" in volume or "secret" in volume:
             fixed.add(mount.text("mountPath").rstrip("/"))
     words = [*pod.words, *(word for text in pod.words for word in text.split())]
-    for option, path in launcher_command.pairs(words):
-        inside = [one for one in fixed if path == one or path.startswith(f"{one}/")]
-        if _ROOTS.search(option) and inside:
+    for option, path in launcher_command.outputs(words):
+        if inside := [one for one in fixed if path == one or path.startswith(f"{one}/")]:
             yield f"--{option} {path[:80]} cannot be written: {inside[0]} is mounted read-only"
 
 

@@ -10,9 +10,9 @@ from dshealthd.doctor.job.sources.launcher_command import (
     FLAGS,
     VALUED,
     LauncherCommand,
-    lost_words,
     nearest,
 )
+from dshealthd.doctor.job.sources.programs import lost_words
 from dshealthd.doctor.job.start import Invariant
 
 if TYPE_CHECKING:

@@ -36,7 +36,9 @@ def _address(context: JobContext, address: str) -> Iterator[Result]:
     several = nodes is not None and nodes > 1
     if is_loopback(address):
         if several:
-            default = " --master-addr is missing;" if meeting.is_default else ""
+            missing = meeting.source.removeprefix("the default of ")
+            why = " (only the static rendezvous reads --master-addr)" * ("rdzv" in missing)
+            default = f" {missing} is missing{why};" if meeting.is_default else ""
             yield critical(
                 f"{where} is each node's own loopback, but the job has {nodes} nodes:{default} only"
                 " ranks on the same node would meet",

@@ -113,8 +113,10 @@ def _related(value: str, relation: str, other: str, values: Values) -> bool:
     return {"<": left < right, ">": left > right, "%": bool(right) and left % right != 0}[relation]
 
 
-def _rows(subject: str, source: str, *rows: tuple[str, str]) -> Iterator[JobRule]:
-    yield from (JobRule(subject, when, text, source) for when, text in rows)
+def _rows(
+    subject: str, source: str, *rows: tuple[str, str], make: Callable[..., Result] = critical
+) -> Iterator[JobRule]:
+    yield from (JobRule(subject, when, text, source, make) for when, text in rows)
 
 
 OF_OBJECTS = (
@@ -436,6 +438,9 @@ OF_PROGRAMS = (
         ("save & !save-interval & tensor-model-parallel-size & micro-batch-size",
          "--save takes --save-interval"),
         ("fp16 & bf16 & tensor-model-parallel-size", "fp16 and bf16 are both given"),
+        ("exit-duration-in-mins>job:minutes",
+         ("--exit-duration-in-mins {0} comes after the end of the job, whose --time is shorter (two"
+         " parts are MINUTES:SECONDS): it is killed before it saves")),
         ("num-layers-per-virtual-pipeline-stage & !pipeline-model-parallel-size>1",
          "virtual stages take a pipeline of several stages"),
     ),
@@ -470,10 +475,41 @@ OF_PROGRAMS = (
     ),
 )  # fmt: skip
 """What programs refuse, or do otherwise than is meant, with what they are given."""
-SLOW = (
-    JobRule(
-        "environment", "$CUDA_LAUNCH_BLOCKING=1",
-        "CUDA_LAUNCH_BLOCKING=1 has each kernel waited for: it is for debugging, and slow",
-        "docs.nvidia.com/cuda/cuda-c-programming-guide, CUDA environment variables", warning),
+_AMD = r"(?i)rocm|rocr|hip_|rccl|(?<![a-z])(amd|mi\d{2,3}\w?)(?![a-z])"
+"""Names of AMD's, whose GPUs a container may see without an option."""
+_TRAINS = (
+    "program & trains & !build & !open & job:gpus>0"
+    f" & !words~{_AMD} & !sbatch:gres~{_AMD} & !sbatch:gpus-per-node~{_AMD}"
+)
+OF_SETTINGS = (
+    *_rows(
+        "environment", "docs.nvidia.com/cuda/cuda-c-programming-guide, CUDA environment variables",
+        ("$CUDA_LAUNCH_BLOCKING=1",
+         "CUDA_LAUNCH_BLOCKING=1 has each kernel waited for: it is for debugging, and slow"),
+        make=warning,
+    ),
+    *_rows(
+        "docker", _DOCKER,
+        (f"{_TRAINS} & !gpus & !runtime & !device & !privileged",
+         ("{0} without --gpus has no GPU in the container, unless the runtime of NVIDIA is its"
+         " default")),
+        ("program & job:nodes>1 & !network & !net & trains & !open",
+         ("{0} without --network has a bridge of its own, where other nodes reach the ports that"
+         " are published, but NCCL takes any: --network=host shares theirs")),
+        ("program & job:processes>1 & !ipc & !shm-size & !v & !volume & !mount & trains & !open",
+         ("{0} without --ipc has 64 MB of shared memory: too few for NCCL between the GPUs of a"
+         " node")),
+        ("program & words~/dev/infiniband & !ulimit & !cap-add & !privileged & trains & !open",
+         ("{0} without --ulimit has RDMA devices, but cannot lock memory for them beyond the"
+         " daemon's limit")),
+        make=warning,
+    ),
+    *_rows(
+        "apptainer", "apptainer.org/docs/user/main/gpu.html",
+        ((f"{_TRAINS} & !nv & !nvccli & !rocm & !$APPTAINER_NV & !$APPTAINER_NVCCLI"
+          " & !$SINGULARITY_NV & !$SINGULARITY_NVCCLI"),
+         "{0} without --nv has no driver in the container, unless apptainer.conf says so"),
+        make=warning,
+    ),
 )  # fmt: skip
-"""Settings for debugging with which a training is slow."""
+"""Settings with which a training is slow, or may lack something."""

@@ -201,6 +201,12 @@ class Start:
         return found
 
     @property
+    def gpus_requested(self) -> int | None:
+        """GPUs that the job, or its srun, asks of Slurm for each node."""
+        outer = self.find("srun")
+        return gpus_per_node({**self.requested, **(outer.options if outer else {})})
+
+    @property
     def of_all(self) -> str:
         """What processes of a node are a part of, for people, where their sum is what is stated."""
         total = self.option("num-processes")

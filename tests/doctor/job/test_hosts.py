@@ -253,6 +253,11 @@ def test_without_ssh(tmp_path: Path) -> None:
             "each node's own loopback, but the job has 2 nodes",
         ),
         ("torchrun --nnodes=2 x.py", CRITICAL, "--master-addr is missing"),
+        (
+            "torchrun --nnodes=2 --rdzv-backend=c10d x.py",
+            CRITICAL,
+            "--rdzv-endpoint is missing (only the static rendezvous reads --master-addr)",
+        ),
         ("torchrun --nnodes=2 --rdzv-endpoint=localhost:29500 x.py", CRITICAL, "loopback"),
         ("torchrun --nnodes=1 --master-addr=localhost x.py", OK, "Other nodes can reach"),
         ("torchrun --standalone --nproc-per-node=8 x.py", OK, "Other nodes can reach"),
@@ -279,7 +284,8 @@ def test_master_address(tmp_path: Path, command: str, outcome: State | None, wor
         assert result.remedy
         mended = re.sub(r"(-addr|_addr)=\S+|(endpoint)=[^:]+", r"\1\2=192.0.2.1", command)
         if mended == command:  # no address was given
-            mended = command.replace(" x.py", " --master-addr=192.0.2.1 x.py")
+            option = "--rdzv-endpoint" if "c10d" in command else "--master-addr"
+            mended = command.replace(" x.py", f" {option}=192.0.2.1 x.py")
         (result,) = results("master-address", job(tmp_path, hostfile, launch=mended))
         assert result.outcome is OK, result.text
 

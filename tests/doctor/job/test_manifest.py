@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dshealthd.doctor.job.context import JobContext
 from dshealthd.findings.finding import State
@@ -91,65 +93,65 @@ def manifest(tmp_path: Path, text: str) -> JobContext:
     return asked(str(file))
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "outcome", "words"),
-    [
-        ('gpu: "8"', "gpu: 4", CRITICAL, "8 processes (torchrun) for 4 GPUs"),
-        ('gpu: "8"', "gpu: 16", WARNING, "8 processes (torchrun) for 16 GPUs: idle"),
-        ("mountPath: /dev/shm", "mountPath: /x", WARNING, "/dev/shm has 64 MB"),
-        ("--nnodes=2", "--nnodes=3", CRITICAL, "waits for 3 nodes, but 2 pods have GPUs"),
-        ("$(MASTER_ADDR):1", "localhost:1", CRITICAL, "each pod's own loopback"),
-        ("llm-workers-0-0.llm", "old-workers-0-0.old", CRITICAL, "is no pod of this manifest"),
-        ("llm-workers-0-0.llm", "llm-workers-0-0.old", CRITICAL, "are in the subdomain llm"),
-        (
-            "llm-workers-0-0.",
-            "llm-workers-0-2.",
-            CRITICAL,
-            "which has llm-workers-0-0, llm-workers",
-        ),
-        ("=c10d", "=c10d --rdzv-id=$RANK", CRITICAL, "it uses RANK, which only a PyTorchJob sets"),
-        ("=c10d", "=c10d --rdzv-id=$JOB_COMPLETION_INDEX", OK, "2 pods"),
-        ("- torchrun", "- RANK=1; torchrun --rdzv-id=$RANK", OK, "2 pods"),
-        ('gpu: "8"', 'gpu: "8", rdma/ib: 1', OK, "2 pods"),
-        ('gpu: "8"', 'gpu: "8", rdma/hca: 1', WARNING, "RDMA devices but not the capability IPC_L"),
-        ("[bash, -c]", '["bash -c"]', CRITICAL, "no program is named 'bash -c'"),
-        ("MASTER_ADDR):1", "POD):1", OK, "2 pods with 16 GPUs"),  # only the cluster knows
-        ("$(MASTER_ADDR):1", "$HOSTNAME:1", CRITICAL, "$HOSTNAME:1 is another on each node"),
-        ("rdzv-backend=c10d", "node-rank=1", CRITICAL, "every node gets --node-rank 1"),
-        ("medium: Memory", "sizeLimit: 64Mi", WARNING, "/dev/shm has 64 MB"),
-        ("medium: Memory", "sizeLimit: 65Mi", OK, "2 pods"),
-        ("name: shm, emptyDir", "name: x, emptyDir", CRITICAL, "the volume shm of /dev/shm is not"),
-        ('{limits: {nvidia.com/gpu: "8"}}', "{requests: {nvidia.com/gpu: 8}}", CRITICAL, "none in"),
-        (
-            "spec:\n",
-            "spec:\n  hostNetwork: true\n",
-            CRITICAL,
-            "only with dnsPolicy: ClusterFirstWithHostNet",
-        ),
-        (
-            "spec:\n",
-            "spec:\n  hostNetwork: true\n  dnsPolicy: ClusterFirstWithHostNet\n",
-            OK,
-            "2 pods",
-        ),
-        (
-            "    resources",
-            "    livenessProbe: {failureThreshold: 59}\n    resources",
-            WARNING,
-            "does not answer for 590 s",
-        ),
-        ("    resources", "    livenessProbe: {failureThreshold: 60}\n    resources", OK, "2 pods"),
-        ('gpu: "8"', 'gpu: "8", memory: 1023Mi', CRITICAL, "1023 MiB of memory on a node"),
-        ('gpu: "8"', 'gpu: "8", memory: 64', CRITICAL, "one of Kubernetes in bytes"),
-        ('gpu: "8"', 'gpu: "8", memory: 2Gi', OK, "2 pods"),
-        ("valueFrom: {}", "value: 29500", CRITICAL, "env[POD]: it is refused: value is 29500, not"),
-        ("valueFrom: {}", 'value: "29500"', OK, "2 pods"),
-        ("[bash, -c]", "[nice, -n, 7, bash, -c]", CRITICAL, "with 7, which is no string"),
-        ("=c10d", "=c10d --rdzv-id=$SLURM_JOB_ID", CRITICAL, "which only Slurm sets"),
-        ('gpu: "8"', 'gpu: "0.5"', CRITICAL, "0.5 nvidia.com/gpu in limits is no whole number"),
-        ("emptyDir: {medium: Memory", "persistentVolumeClaim: {claimName: x", OK, "2 pods"),
-    ],
+FAULTS = (
+    ('gpu: "8"', "gpu: 4", CRITICAL, "8 processes (torchrun) for 4 GPUs"),
+    ('gpu: "8"', "gpu: 16", WARNING, "8 processes (torchrun) for 16 GPUs: idle"),
+    ("mountPath: /dev/shm", "mountPath: /x", WARNING, "/dev/shm has 64 MB"),
+    ("--nnodes=2", "--nnodes=3", CRITICAL, "waits for 3 nodes, but 2 pods have GPUs"),
+    ("$(MASTER_ADDR):1", "localhost:1", CRITICAL, "each pod's own loopback"),
+    ("llm-workers-0-0.llm", "old-workers-0-0.old", CRITICAL, "is no pod of this manifest"),
+    ("llm-workers-0-0.llm", "llm-workers-0-0.old", CRITICAL, "are in the subdomain llm"),
+    (
+        "llm-workers-0-0.",
+        "llm-workers-0-2.",
+        CRITICAL,
+        "which has llm-workers-0-0, llm-workers",
+    ),
+    ("=c10d", "=c10d --rdzv-id=$RANK", CRITICAL, "it uses RANK, which only a PyTorchJob sets"),
+    ("=c10d", "=c10d --rdzv-id=$JOB_COMPLETION_INDEX", OK, "2 pods"),
+    ("- torchrun", "- RANK=1; torchrun --rdzv-id=$RANK", OK, "2 pods"),
+    ('gpu: "8"', 'gpu: "8", rdma/ib: 1', OK, "2 pods"),
+    ('gpu: "8"', 'gpu: "8", rdma/hca: 1', WARNING, "RDMA devices but not the capability IPC_L"),
+    ("[bash, -c]", '["bash -c"]', CRITICAL, "no program is named 'bash -c'"),
+    ("MASTER_ADDR):1", "POD):1", OK, "2 pods with 16 GPUs"),  # only the cluster knows
+    ("$(MASTER_ADDR):1", "$HOSTNAME:1", CRITICAL, "$HOSTNAME:1 is another on each node"),
+    ("rdzv-backend=c10d", "node-rank=1", CRITICAL, "every node gets --node-rank 1"),
+    ("medium: Memory", "sizeLimit: 64Mi", WARNING, "/dev/shm has 64 MB"),
+    ("medium: Memory", "sizeLimit: 65Mi", OK, "2 pods"),
+    ("name: shm, emptyDir", "name: x, emptyDir", CRITICAL, "the volume shm of /dev/shm is not"),
+    ('{limits: {nvidia.com/gpu: "8"}}', "{requests: {nvidia.com/gpu: 8}}", CRITICAL, "none in"),
+    (
+        "spec:\n",
+        "spec:\n  hostNetwork: true\n",
+        CRITICAL,
+        "only with dnsPolicy: ClusterFirstWithHostNet",
+    ),
+    (
+        "spec:\n",
+        "spec:\n  hostNetwork: true\n  dnsPolicy: ClusterFirstWithHostNet\n",
+        OK,
+        "2 pods",
+    ),
+    (
+        "    resources",
+        "    livenessProbe: {failureThreshold: 59}\n    resources",
+        WARNING,
+        "does not answer for 590 s",
+    ),
+    ("    resources", "    livenessProbe: {failureThreshold: 60}\n    resources", OK, "2 pods"),
+    ('gpu: "8"', 'gpu: "8", memory: 1023Mi', CRITICAL, "1023 MiB of memory on a node"),
+    ('gpu: "8"', 'gpu: "8", memory: 64', CRITICAL, "one of Kubernetes in bytes"),
+    ('gpu: "8"', 'gpu: "8", memory: 2Gi', OK, "2 pods"),
+    ("valueFrom: {}", "value: 29500", CRITICAL, "env[POD]: it is refused: value is 29500, not"),
+    ("valueFrom: {}", 'value: "29500"', OK, "2 pods"),
+    ("[bash, -c]", "[nice, -n, 7, bash, -c]", CRITICAL, "with 7, which is no string"),
+    ("=c10d", "=c10d --rdzv-id=$SLURM_JOB_ID", CRITICAL, "which only Slurm sets"),
+    ('gpu: "8"', 'gpu: "0.5"', CRITICAL, "0.5 nvidia.com/gpu in limits is no whole number"),
+    ("emptyDir: {medium: Memory", "persistentVolumeClaim: {claimName: x", OK, "2 pods"),
 )
+
+
+@pytest.mark.parametrize(("old", "new", "outcome", "words"), FAULTS)
 def test_faults(tmp_path: Path, old: str, new: str, outcome: State, words: str) -> None:
     """A manifest with one mistake has one result that names it, and none once it is mended."""
     assert old in POD
@@ -170,6 +172,18 @@ def test_kinds(tmp_path: Path) -> None:
     assert "PyTorchJob llm, Master and Worker: 1 process (PyTorchJob) for 8 GPUs" in found.text
     told = pytorchjob(alone).replace("spec:\n", 'spec:\n  nprocPerNode: "8"\n', 1)
     assert [one.outcome for one in results("manifest", manifest(tmp_path, told))] == [OK]
+
+
+def test_manifest_in_json(tmp_path: Path) -> None:
+    """A manifest may be JSON, as a configuration of DeepSpeed is."""
+    file = tmp_path / "job.json"
+    for gpus, outcome in (("8", OK), ("4", CRITICAL)):
+        pod = POD.replace('gpu: "8"', f'gpu: "{gpus}"')
+        file.write_text(json.dumps(yaml.safe_load(pytorchjob(pod))))
+        (found,) = results("manifest", asked(str(file)))
+        assert found.outcome is outcome
+    file.write_text('{"train_batch_size": 8}')
+    assert asked(str(file)).manifest is None
 
 
 TRAIN_JOB = """
@@ -279,74 +293,81 @@ LIMITED = POD.replace('gpu: "8"', 'gpu: "8", memory: 8Gi').replace(
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "old", "new", "words"),
-    [
-        (jobset(LIMITED), "sizeLimit: 9Gi", "sizeLimit: 8Gi", "which count as memory of the"),
-        (
-            pytorchjob(POD.replace("image: train", "image: a/train:2.1")).replace(
-                ":2.1", ":v2.0-gpu", 1
-            ),
-            ":v2.0-gpu",
-            ":2.1-gpu",
-            "different versions of a/train: 2.0 of Master, 2.1 of Worker",
+PODS = (
+    (
+        jobset(POD).replace("  replicated", "  network: {enableDNSHostnames: false}\n  replicated"),
+        "false",
+        "true",
+        "pods of this JobSet have no subdomain",
+    ),
+    (jobset(LIMITED), "sizeLimit: 9Gi", "sizeLimit: 8Gi", "which count as memory of the"),
+    (
+        pytorchjob(POD.replace("image: train", "image: a/train:2.1")).replace(
+            ":2.1", ":v2.0-gpu", 1
         ),
-        (
-            JOB.replace("spec:", "spec:\n  completionMode: NonIndexed", 1)
-            + inside(POD.replace("$(MASTER_ADDR):1", "$A --node-rank=$JOB_COMPLETION_INDEX"), 4)
-            .replace("spec:", "spec:\n      restartPolicy: Never"),
-            "NonIndexed",
-            "Indexed",
-            "it uses JOB_COMPLETION_INDEX, which only completionMode: Indexed sets",
-        ),
-        (
-            "kind: Namespace\nmetadata: {name: m, labels: {istio-injection: enabled}}\n---"
-            + jobset(POD).replace("name: llm}", "name: llm, namespace: m}"),
-            "enabled",
-            "disabled",
-            "Istio puts its sidecar into it",
-        ),
-        (
-            "kind: Namespace\nmetadata: {name: m, annotations: {linkerd.io/inject: enabled}}\n---"
-            + jobset(POD).replace("name: llm}", "name: llm, namespace: m}"),
-            "name: m, a",
-            "name: other, a",
-            "Linkerd puts its sidecar into it",
-        ),
-        (
-            f"{SERVICE}spec: {{clusterIP: None, publishNotReadyAddresses: false}}\n---"
-            + jobset(POD.replace("    resources", "    readinessProbe: {x: y}\n    resources")),
-            "publishNotReadyAddresses: false",
-            "publishNotReadyAddresses: true",
-            "does not resolve until its pod is ready (readinessProbe)",
-        ),
-        (
-            f"{SERVICE}spec: {{clusterIP: 192.0.2.1}}\n---{jobset(POD)}",
-            "192.0.2.1",
-            "None",
-            "the Service llm is not headless",
-        ),
-        (
-            f"{SERVICE}spec: {{clusterIP: None, selector: {{app: llm}}}}\n---{jobset(POD)}",
-            "selector: {app: llm}",
-            "selector: {jobset.sigs.k8s.io/jobset-name: llm}",
-            "the Service llm selects app=llm, which these pods are not",
-        ),
-        (
-            f"{CLAIM}---{jobset(POD.replace('volumes: [', CLAIMED))}",
-            "ReadWriteOnce",
-            "ReadWriteMany",
-            "the claim x is ReadWriteOnce, so only pods of one node can mount it",
-        ),
-        (
-            JOB.replace("name: j", "name: j, labels: {}")
-            + "metadata: {labels: {kueue.x-k8s.io/queue-name: q}}\n    spec: {containers: [{}]}",
-            "labels: {}",
-            "labels: {kueue.x-k8s.io/queue-name: q}",
-            "Kueue reads kueue.x-k8s.io/queue-name of the Job itself",
-        ),
-    ],
+        ":v2.0-gpu",
+        ":2.1-gpu",
+        "different versions of a/train: 2.0 of Master, 2.1 of Worker",
+    ),
+    (
+        JOB.replace("spec:", "spec:\n  completionMode: NonIndexed", 1)
+        + inside(POD.replace("$(MASTER_ADDR):1", "$A --node-rank=$JOB_COMPLETION_INDEX"), 4)
+        .replace("spec:", "spec:\n      restartPolicy: Never"),
+        "NonIndexed",
+        "Indexed",
+        "it uses JOB_COMPLETION_INDEX, which only completionMode: Indexed sets",
+    ),
+    (
+        "kind: Namespace\nmetadata: {name: m, labels: {istio-injection: enabled}}\n---"
+        + jobset(POD).replace("name: llm}", "name: llm, namespace: m}"),
+        "enabled",
+        "disabled",
+        "Istio puts its sidecar into it",
+    ),
+    (
+        "kind: Namespace\nmetadata: {name: m, annotations: {linkerd.io/inject: enabled}}\n---"
+        + jobset(POD).replace("name: llm}", "name: llm, namespace: m}"),
+        "name: m, a",
+        "name: other, a",
+        "Linkerd puts its sidecar into it",
+    ),
+    (
+        f"{SERVICE}spec: {{clusterIP: None, publishNotReadyAddresses: false}}\n---"
+        + jobset(POD.replace("    resources", "    readinessProbe: {x: y}\n    resources")),
+        "publishNotReadyAddresses: false",
+        "publishNotReadyAddresses: true",
+        "does not resolve until its pod is ready (readinessProbe)",
+    ),
+    (
+        f"{SERVICE}spec: {{clusterIP: 192.0.2.1}}\n---{jobset(POD)}",
+        "192.0.2.1",
+        "None",
+        "the Service llm is not headless",
+    ),
+    (
+        f"{SERVICE}spec: {{clusterIP: None, selector: {{app: llm}}}}\n---{jobset(POD)}",
+        "selector: {app: llm}",
+        "selector: {jobset.sigs.k8s.io/jobset-name: llm}",
+        "the Service llm selects app=llm, which these pods are not",
+    ),
+    (
+        f"{CLAIM}---{jobset(POD.replace('volumes: [', CLAIMED))}",
+        "ReadWriteOnce",
+        "ReadWriteMany",
+        "the claim x is ReadWriteOnce, so only pods of one node can mount it",
+    ),
+    (
+        JOB.replace("name: j", "name: j, labels: {}")
+        + "metadata: {labels: {kueue.x-k8s.io/queue-name: q}}\n"
+        "    spec: {restartPolicy: Never, containers: [{}]}",
+        "labels: {}",
+        "labels: {kueue.x-k8s.io/queue-name: q}",
+        "Kueue reads kueue.x-k8s.io/queue-name of the Job itself",
+    ),
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "old", "new", "words"), PODS)
 def test_pods_that_do_not_start_or_last(
     tmp_path: Path, text: str, old: str, new: str, words: str
 ) -> None:

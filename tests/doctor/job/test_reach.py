@@ -8,6 +8,8 @@ from dshealthd.doctor.job.sources import slurm_script
 
 _MPI = "mpirun --hostfile hosts -np 16 --bind-to none"
 _SET = "export MASTER_ADDR=a\nexport NCCL_DEBUG=WARN\n"
+_TMPFS = "apptainer exec --nv --writable-tmpfs"
+_PYXIS = "srun --container-image=./a.sqsh --container-mounts=/c:/work/c"
 _REMOTE = "torchrun --nnodes=2 --nproc-per-node=8 --node-rank=$n --master-addr=a t.py"
 
 
@@ -16,90 +18,121 @@ def said(text: str) -> str:
     return " ".join(one.text for one in slurm_script.parse(f"#!/bin/bash\n{text}\n").faults)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "right", "words"),
-    [
-        (
-            f"{_SET}{_MPI} python t.py",
-            f"{_SET}{_MPI} -x MASTER_ADDR -x NCCL_DEBUG python t.py",
-            "MASTER_ADDR, NCCL_DEBUG, but mpirun does not pass them on",
-        ),
-        (
-            f"{_SET}docker run --gpus all a torchrun t.py",
-            f"{_SET}docker run --gpus all -e MASTER_ADDR -e NCCL_DEBUG a torchrun t.py",
-            "docker run does not pass them on",
-        ),
-        (
-            "PORT=1\ndocker run --gpus all a bash -c 'torchrun --master-port=$PORT t.py'",
-            'PORT=1\ndocker run --gpus all a bash -c "torchrun --master-port=$PORT t.py"',
-            "sets PORT, but docker run does not pass it on",
-        ),
-        (
-            f"{_SET}apptainer exec --nv --cleanenv a.sif python t.py",
-            f"{_SET}apptainer exec --nv a.sif python t.py",
-            "apptainer --cleanenv does not pass them on",
-        ),
-        (
-            "srun --export=ALL,NCCL_IB_HCA=mlx5_0,mlx5_1 python t.py",
-            "srun --export=ALL,NCCL_IB_HCA=mlx5_0,PATH python t.py",
-            "the tasks get NCCL_IB_HCA=mlx5_0, without mlx5_1",
-        ),
-        (
-            "srun --container-mounts=/lustre/data:/data python t.py --data /lustre/data/c4",
-            "srun --container-mounts=/lustre/data:/data python t.py --data /data/c4",
-            "the container has no /lustre/data/c4: /lustre/data is mounted at /data",
-        ),
-        (
-            "docker run -v /lustre/data:/data a python t.py --data /lustre/data/c4",
-            "docker run -v /lustre/data:/lustre/data a python t.py --data /lustre/data/c4",
-            "the container has no /lustre/data/c4",
-        ),
-        ("srun cd /a && python t.py", "cd /a && srun python t.py", "srun cannot run cd /a"),
-        (
-            "srun source venv/bin/activate && python t.py",
-            "srun bash -c 'source venv/bin/activate && python t.py'",
-            "srun cannot run source venv/bin/activate",
-        ),
-        (
-            "srun ray stop && ray start --address=a --block &",
-            "srun bash -c 'ray stop && ray start --address=a --block' &\nwait",
-            "srun runs only what is before &&: ray start",
-        ),
-        (
-            f'for n in 0 1; do\n  ssh node$n "{_REMOTE}"\ndone',
-            f'for n in 0 1; do\n  ssh node$n "{_REMOTE}" &\ndone\nwait',
-            "the loop waits for each node's torchrun",
-        ),
-        (
-            "while read -r host; do\n  ssh $host nvidia-smi\ndone < hosts",
-            "while read -r host; do\n  ssh -n $host nvidia-smi\ndone < hosts",
-            "ssh in a loop of `read` takes the other lines",
-        ),
-        ("NNODES = 4", "NNODES=4", "NNODES is not set"),
-        ("export NNODES = 4", "for ((i = 0; i < 4; i++)); do\n  a\ndone", "NNODES is not set"),
-        ("if [$A -eq 0 ]; then\n  b\nfi", "if [ $A -eq 0 ]; then\n  b\nfi", "is no command"),
-        (
-            "set -e\npython t.py\nrc=$?\nif [ $rc -ne 0 ]; then\n  scontrol requeue 1\nfi",
-            "python t.py\nrc=$?\nif [ $rc -ne 0 ]; then\n  scontrol requeue 1\nfi",
-            "`set -e` ends the script where python fails",
-        ),
-        (
-            "srun python t.py | tee log\nif [ $? -ne 0 ]; then\n  a\nfi",
-            "set -o pipefail\nsrun python t.py | tee log\nif [ $? -ne 0 ]; then\n  a\nfi",
-            "$? is the status of tee, not of srun",
-        ),
-        (
-            "BATCH_SIZE=8\npython t.py --batch $BATCHSIZE",
-            "BATCH_SIZE=8\npython t.py --batch $BATCH_SIZE",
-            "sets BATCH_SIZE, which nothing reads, and reads BATCHSIZE",
-        ),
-        (
-            "conda activate a\npython t.py",
-            "source /opt/conda/etc/profile.d/conda.sh\nconda activate a\npython t.py",
-            "conda activate fails",
-        ),
-    ],
+CASES = (
+    (
+        f"{_SET}{_MPI} python t.py",
+        f"{_SET}{_MPI} -x MASTER_ADDR -x NCCL_DEBUG python t.py",
+        "MASTER_ADDR, NCCL_DEBUG, but mpirun does not pass them on",
+    ),
+    (
+        f"{_SET}docker run --gpus all a torchrun t.py",
+        f"{_SET}docker run --gpus all -e MASTER_ADDR -e NCCL_DEBUG a torchrun t.py",
+        "docker run does not pass them on",
+    ),
+    (
+        "PORT=1\ndocker run --gpus all a bash -c 'torchrun --master-port=$PORT t.py'",
+        'PORT=1\ndocker run --gpus all a bash -c "torchrun --master-port=$PORT t.py"',
+        "sets PORT, but docker run does not pass it on",
+    ),
+    (
+        f"{_SET}apptainer exec --nv --cleanenv a.sif python t.py",
+        f"{_SET}apptainer exec --nv a.sif python t.py",
+        "apptainer --cleanenv does not pass them on",
+    ),
+    (
+        "srun --export=ALL,NCCL_IB_HCA=mlx5_0,mlx5_1 python t.py",
+        "srun --export=ALL,NCCL_IB_HCA=mlx5_0,PATH python t.py",
+        "the tasks get NCCL_IB_HCA=mlx5_0, without mlx5_1",
+    ),
+    (
+        "srun --container-mounts=/lustre/data:/data python t.py --data /lustre/data/c4",
+        "srun --container-mounts=/lustre/data:/data python t.py --data /data/c4",
+        "the container has no /lustre/data/c4: /lustre/data is mounted at /data",
+    ),
+    (
+        "docker run -v /lustre/data:/data a python t.py --data /lustre/data/c4",
+        "docker run -v /lustre/data:/lustre/data a python t.py --data /lustre/data/c4",
+        "the container has no /lustre/data/c4",
+    ),
+    (
+        f"{_TMPFS} -B /c:/work/c a.sif python t.py --output-dir /work/ckpt",
+        f"{_TMPFS} -B /c:/work/c -B /d:/work/ckpt a.sif python t.py --output-dir /work/ckpt",
+        "--output_dir /work/ckpt is lost when its container ends",
+    ),
+    (
+        "docker run --gpus all --rm -v /c:/work/c a python t.py --save=/work/ckpt",
+        "docker run --gpus all -v /c:/work/c a python t.py --save=/work/ckpt",
+        "--save /work/ckpt is lost when its container ends",
+    ),
+    (
+        f"{_PYXIS} python t.py --save /work/ckpt",
+        f"{_PYXIS} --container-name=a python t.py --save /work/ckpt",
+        "--save /work/ckpt is lost when its container ends",
+    ),
+    (
+        f"{_PYXIS} python t.py --save /work/ckpt",
+        f"{_PYXIS} python t.py --save /lustre/ckpt",
+        "--save /work/ckpt is lost",
+    ),
+    (
+        "scontrol show hostnames > hosts.txt\ncd /runs/a\ndeepspeed --hostfile=hosts.txt t.py",
+        "cd /runs/a\nscontrol show hostnames > hosts.txt\ndeepspeed --hostfile=hosts.txt t.py",
+        "writes hosts.txt, then goes to /runs/a, where deepspeed does not find it",
+    ),
+    (
+        "f() {\n  echo a\n}\nf > ./hosts\ncd $RUN\ndeepspeed -H hosts t.py",
+        "f() {\n  echo a\n}\nf > ./hosts\ncd $SLURM_SUBMIT_DIR\ndeepspeed -H hosts t.py",
+        "writes hosts, then goes to $RUN",
+    ),
+    ("srun cd /a && python t.py", "cd /a && srun python t.py", "srun cannot run cd /a"),
+    (
+        "srun source venv/bin/activate && python t.py",
+        "srun bash -c 'source venv/bin/activate && python t.py'",
+        "srun cannot run source venv/bin/activate",
+    ),
+    (
+        "srun ray stop && ray start --address=a --block &",
+        "srun bash -c 'ray stop && ray start --address=a --block' &\nwait",
+        "srun runs only what is before &&: ray start",
+    ),
+    (
+        f'for n in 0 1; do\n  ssh node$n "{_REMOTE}"\ndone',
+        f'for n in 0 1; do\n  ssh node$n "{_REMOTE}" &\ndone\nwait',
+        "the loop waits for each node's torchrun",
+    ),
+    (
+        "while read -r host; do\n  ssh $host nvidia-smi\ndone < hosts",
+        "while read -r host; do\n  ssh -n $host nvidia-smi\ndone < hosts",
+        "ssh in a loop of `read` takes the other lines",
+    ),
+    ("NNODES = 4", "NNODES=4", "NNODES is not set"),
+    ("export NNODES = 4", "for ((i = 0; i < 4; i++)); do\n  a\ndone", "NNODES is not set"),
+    ("if [$A -eq 0 ]; then\n  b\nfi", "if [ $A -eq 0 ]; then\n  b\nfi", "is no command"),
+    (
+        "set -e\npython t.py\nrc=$?\nif [ $rc -ne 0 ]; then\n  scontrol requeue 1\nfi",
+        "python t.py\nrc=$?\nif [ $rc -ne 0 ]; then\n  scontrol requeue 1\nfi",
+        "`set -e` ends the script where python fails",
+    ),
+    (
+        "srun python t.py | tee log\nif [ $? -ne 0 ]; then\n  a\nfi",
+        "set -o pipefail\nsrun python t.py | tee log\nif [ $? -ne 0 ]; then\n  a\nfi",
+        "$? is the status of tee, not of srun",
+    ),
+    (
+        "BATCH_SIZE=8\npython t.py --batch $BATCHSIZE",
+        "BATCH_SIZE=8\npython t.py --batch $BATCH_SIZE",
+        "sets BATCH_SIZE, which nothing reads, and reads BATCHSIZE",
+    ),
+    (
+        "conda activate a\npython t.py",
+        "source /opt/conda/etc/profile.d/conda.sh\nconda activate a\npython t.py",
+        "conda activate fails",
+    ),
 )
+"""A script, the same without its mistake, and words of the result."""
+
+
+@pytest.mark.parametrize(("wrong", "right", "words"), CASES)
 def test_reach(wrong: str, right: str, words: str) -> None:
     """What cannot arrive is told; what arrives is not."""
     assert words in said(wrong)

@@ -10,7 +10,7 @@ import yaml
 
 from dshealthd.doctor.job.context import JobContext
 from dshealthd.doctor.job.facts import fields
-from dshealthd.doctor.job.rules import OF_OBJECTS, OF_PROGRAMS, SLOW, JobRule, broken
+from dshealthd.doctor.job.rules import OF_OBJECTS, OF_PROGRAMS, OF_SETTINGS, JobRule, broken
 from dshealthd.doctor.job.sources import slurm_script
 from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.job.sources.source import Source
@@ -151,6 +151,7 @@ _MEGATRON = f"{_TORCHRUN} pretrain.py --micro-batch-size 1 --tensor-model-parall
 _TRAINER = f"{_TORCHRUN} train.py --per_device_train_batch_size 1"
 _ACCELERATE = "accelerate launch --num_processes 4"
 _ARRAY = "#SBATCH --array=0-3\n#SBATCH --output="
+_TWO = "#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n"
 _LIGHTNING = "import lightning as L\n"
 _DEVICE = "torch.cuda.set_device(int(os.environ['SLURM_LOCALID']))\n"
 PROGRAMS: Sequence[tuple[str, str]] = (
@@ -242,7 +243,7 @@ PROGRAMS: Sequence[tuple[str, str]] = (
         f"export CUDA_DEVICE_MAX_CONNECTIONS=1\n{_MEGATRON} --sequence-parallel",
     ),
     *(
-        (f"{_MEGATRON} {wrong}", f"{_MEGATRON} {right}")
+        (f"#SBATCH --time=60:00\n{_MEGATRON} {wrong}", f"#SBATCH -t 1:0:0\n{_MEGATRON} {right}")
         for wrong, right in (
             (
                 "--num-layers 30 --pipeline-model-parallel-size 4",
@@ -288,6 +289,7 @@ PROGRAMS: Sequence[tuple[str, str]] = (
             ),
             ("--save /a", "--save /a --save-interval 9"),
             ("--fp16 --bf16", "--bf16"),
+            ("--exit-duration-in-mins 61", "--exit-duration-in-mins 60"),
             (
                 "--num-layers-per-virtual-pipeline-stage 2",
                 "--num-layers-per-virtual-pipeline-stage 2 --pipeline-model-parallel-size 2",
@@ -333,14 +335,30 @@ PROGRAMS: Sequence[tuple[str, str]] = (
             ("CUDA_LAUNCH_BLOCKING", "1", "0"),
         )
     ),
+    (f"{_TWO}docker run a torchrun b.py", f"{_TWO}podman run --gpus all a torchrun b.py"),
+    *(
+        (
+            f"{_TWO}docker run {wrong} a torchrun --nnodes=2 --nproc-per-node=4 b.py",
+            f"{_TWO}docker run {right} a torchrun --nnodes=2 --nproc-per-node=4 b.py",
+        )
+        for wrong, right in (
+            ("-p 29500:29500", "--network=host"),
+            ("--gpus all", "--ipc=host"),
+            ("--device=/dev/infiniband", "--device=/dev/infiniband --ulimit memlock=-1"),
+        )
+    ),
+    (
+        f"{_TWO}srun apptainer exec --bind /a:/b x.sif torchrun b.py",
+        f"{_TWO}srun apptainer exec --nv x.sif torchrun b.py",
+    ),
 )
 """A script that breaks the row, and one that does not, in the table's order."""
 
 
 @pytest.mark.parametrize(
     ("rule", "wrong", "right"),
-    [(rule, *case) for rule, case in zip((*OF_PROGRAMS, *SLOW), PROGRAMS, strict=True)],
-    ids=[f"{rule.subject} {rule.when}"[:60] for rule in (*OF_PROGRAMS, *SLOW)],
+    [(rule, *case) for rule, case in zip((*OF_PROGRAMS, *OF_SETTINGS), PROGRAMS, strict=True)],
+    ids=[f"{rule.subject} {rule.when}"[:60] for rule in (*OF_PROGRAMS, *OF_SETTINGS)],
 )
 def test_programs(rule: JobRule, wrong: str, right: str) -> None:
     """A row speaks of the script that breaks it, not of one that a word changes."""

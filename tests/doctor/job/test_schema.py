@@ -10,7 +10,7 @@ from dshealthd.doctor.job.sources import manifest
 from dshealthd.doctor.job.sources.source import Source
 from tests.doctor.job.asking import results
 
-_JOB = """
+JOB = """
 apiVersion: batch/v1
 kind: Job
 metadata: {name: train}
@@ -27,7 +27,7 @@ spec:
         env: [{name: A, value: b}]
         command: [python, t.py]
 """
-_JOBSET = """
+JOBSET = """
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
 metadata: {name: NAME}
@@ -51,48 +51,48 @@ def said(text: str) -> str:
     return " ".join(one.text for one in outcome if one.outcome.value != "ok")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("restartPolicy:", "restartPolcy:", "no field restartPolcy: did you mean restartPolicy?"),
-        (
-            "  parallelism: 2",
-            "  hostNetwork: true",
-            "no field hostNetwork here: it is one of PodSp",
-        ),
-        ("completions: 2", 'completions: "2"', "completions is '2', not a whole number"),
-        ("[{name: A, value: b}]", "{A: b}", "env is \"{'A': 'b'}\", not a list"),
-        ("value: b", "value: 1", "containers[a].env[A]: it is refused: value is 1, not a string"),
-        ("[python, t.py]", "python t.py", "command is 'python t.py', not a list"),
-        ("{name: train}", "{name: train, labels: {a: 1}}", "labels is a mapping with a 1"),
-        (
-            "[{name: A, value: b}]",
-            "[{name: A, value: $(B)}, {name: B, value: c}]",
-            "A refers to B, which is defined after it",
-        ),
-        (
-            "[{name: A, value: b}]",
-            "[{name: B, value: c}, {name: A, value: '${B}'}]",
-            "A has ${B} as it stands: Kubernetes expands $(B) alone",
-        ),
-    ],
+FIELDS = (
+    ("restartPolicy:", "restartPolcy:", "no field restartPolcy: did you mean restartPolicy?"),
+    (
+        "  parallelism: 2",
+        "  hostNetwork: true",
+        "no field hostNetwork here: it is one of PodSp",
+    ),
+    ("completions: 2", 'completions: "2"', "completions is '2', not a whole number"),
+    ("[{name: A, value: b}]", "{A: b}", "env is \"{'A': 'b'}\", not a list"),
+    ("value: b", "value: 1", "containers[a].env[A]: it is refused: value is 1, not a string"),
+    ("[python, t.py]", "python t.py", "command is 'python t.py', not a list"),
+    ("{name: train}", "{name: train, labels: {a: 1}}", "labels is a mapping with a 1"),
+    (
+        "[{name: A, value: b}]",
+        "[{name: A, value: $(B)}, {name: B, value: c}]",
+        "A refers to B, which is defined after it",
+    ),
+    (
+        "[{name: A, value: b}]",
+        "[{name: B, value: c}, {name: A, value: '${B}'}]",
+        "A has ${B} as it stands: Kubernetes expands $(B) alone",
+    ),
 )
+
+
+@pytest.mark.parametrize(("old", "new", "words"), FIELDS)
 def test_fields(old: str, new: str, words: str) -> None:
     """A field that is misspelt, at another place or of another type is told."""
-    assert not said(_JOB)
-    assert old in _JOB
-    assert words in said(_JOB.replace(old, new, 1))
+    assert not said(JOB)
+    assert old in JOB
+    assert words in said(JOB.replace(old, new, 1))
 
 
 def test_templates_and_unknown_fields() -> None:
     """What a template fills in, and a field that no type has, are none that is judged."""
-    assert not said(_JOB.replace("completions: 2", 'completions: "{{ nodes }}"'))
-    assert not said(_JOB.replace("completions: 2", "completions: 2\n  newerThanThisTable: 1"))
+    assert not said(JOB.replace("completions: 2", 'completions: "{{ nodes }}"'))
+    assert not said(JOB.replace("completions: 2", "completions: 2\n  newerThanThisTable: 1"))
     in_order = "[{name: B, value: c}, {name: A, value: $(B)}]"
-    assert not said(_JOB.replace("[{name: A, value: b}]", in_order))
+    assert not said(JOB.replace("[{name: A, value: b}]", in_order))
 
 
 @pytest.mark.parametrize(("length", "is_told"), [(45, False), (46, True)])
 def test_names_of_pods(length: int, *, is_told: bool) -> None:
     """JobSet makes NAME-trainer-0-7-xxxxx, which has 18 characters more, of at most 63."""
-    assert ("63 are allowed" in said(_JOBSET.replace("NAME", "n" * length))) == is_told
+    assert ("63 are allowed" in said(JOBSET.replace("NAME", "n" * length))) == is_told

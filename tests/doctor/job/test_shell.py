@@ -62,6 +62,9 @@ SCRIPTS = {
     "arithmetic": "((1 < 2)) && srun a; i=3; ((i++)); srun b",
     "own": "export A=1 B=2; C=3 srun $A$B; readonly D=4; declare -x E=5; srun $D $E",
     "arrays": ('A=(a "b c" \'d\'  # e\n f)\nA+=(g=h); B=(); srun "${A[@]}" x ${A[*]} "${B[@]}"'),
+    "keys": (
+        'declare -A A=([a]=4 ["b c"]=5 [d]="x y"); srun ${A[a]} "${A[d]}"; A[a]=6; srun ${A[a]}'
+    ),
     "set again": 'A=1; A=2; B=$A; B+=3; true && A=2; srun $A "$B"',
     "quoted for another shell": "A=1; srun '$A' \"\\$A $A\" \\$A '\\'",
     "dollars": 'srun "$" a$ "b$" \'$x\'',
@@ -106,7 +109,22 @@ ADDRESS = 'head=$(srun --nodes=1 --ntasks=1 -w "$node" hostname --ip-address)\n'
         ("srun -N1 -n1 python prepare.py\nsrun -N4 --ntasks-per-node=8 python x.py", "srun", 32),
         ("srun -n1 -N1 torchrun a.py\nsrun torchrun --nnodes=4 --nproc-per-node=8 b.py", "torchrun",
          32),
-        ("run() { srun torchrun --nnodes=$1 --nproc-per-node=8 x.py; }\nrun 4", "torchrun", None),
+        ("run() { srun torchrun --nnodes=$1 --nproc-per-node=8 x.py; }\nrun 4", "torchrun", 32),
+        (("run() {\n  torchrun --nnodes=4 --nproc-per-node=8 x.py\n}\nexport -f run\n"
+          "srun bash -c run"), "torchrun", 32),
+        (("tee n.sh <<'E' >/dev/null\ntorchrun --nnodes=4 --nproc-per-node=8 x.py\nE\n"
+          "srun ./n.sh"), "torchrun", 32),
+        (("cat > n.sh <<'E'\ntorchrun --nproc-per-node=8 $@ x.py\nE\n"
+          "srun bash n.sh --nnodes=4"), "torchrun", 32),
+        ("L='torchrun\n --nnodes=4 --nproc-per-node=8'\nsrun bash -c \"$(echo $L) x.py\"",
+         "torchrun", 32),
+        ("xargs -I{} ssh {} torchrun --nnodes=2 --nproc-per-node=8 x.py < hosts", "torchrun", 16),
+        ("pdsh -w n[1-2] 'cd a; torchrun --nnodes=2 --nproc-per-node=8 x.py'", "torchrun", 16),
+        (("f() { if (( $1 > 1 )); then srun torchrun --nnodes=$1 --nproc-per-node=$2 x.py; fi; }\n"
+         "f 1 2\nf 4 8"), "torchrun", 32),
+        ('f() { shift; srun "$@"; }\nf a torchrun --nnodes=4 --nproc-per-node=8 x.py', "torchrun",
+         32),
+        ("f() { f; f; }\nf\nsrun torchrun --nnodes=4 --nproc-per-node=8 x.py", "torchrun", 32),
         ("exec srun torchrun --nnodes=4 --nproc-per-node=8 x.py", "torchrun", 32),
         ("eval 'srun torchrun --nnodes=4 --nproc-per-node=8 x.py'", "torchrun", 32),
         ('C="torchrun --nnodes=4 --nproc-per-node=8 x.py"; eval srun "$C"', "torchrun", 32),

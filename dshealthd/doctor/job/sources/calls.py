@@ -7,13 +7,12 @@ import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.doctor.job.sources import launcher_command, shell
+from dshealthd.doctor.job.sources import programs, shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-PROGRAMS = frozenset({"docker", "podman", "apptainer", "singularity", "mpirun", "mpiexec", "ray"})
-_OUTER = launcher_command.WRAPPERS | {"srun", "ssh", "sudo"}
+_OUTER = programs.WRAPPERS | programs.ELSEWHERE | {"srun"}
 """Programs that run another one among their words."""
 
 
@@ -32,13 +31,19 @@ class Call(NamedTuple):
     def own(self) -> list[str]:
         """Its words before another program that is known, which has options of its own."""
         names = map(os.path.basename, self.words)
-        inner = (at for at, name in enumerate(names) if launcher_command.runs_programs(name))
+        inner = (at for at, name in enumerate(names) if programs.runs_programs(name))
         return list(self.words[: next(inner, None)])
 
     @property
     def options(self) -> Mapping[str, list[str]]:
         """Its options, and its subcommand, with their values."""
-        found: dict[str, list[str]] = {"by": [self.by], "end": [self.end], "program": [""]}
+        words = " ".join(self.words)
+        found: dict[str, list[str]] = {"by": [self.by], "end": [self.end], "words": [words]}
+        found["program"] = [self.program]
+        if any(programs.runs_programs(os.path.basename(word)) for word in self.words):
+            found["trains"] = [""]
+        if any(word.startswith("$") for word in self.own):  # a variable may hold options
+            found["open"] = [""]
         if self.words and not self.words[0].startswith("-"):
             found[self.words[0]] = [""]
         for word, following in itertools.pairwise([*self.own, "--"]):
@@ -58,12 +63,12 @@ def calls(commands: Iterable[shell.ShellCommand], by: str = "", nesting: int = 0
         words = command.words
         names = [os.path.basename(word) for word in words]
         for at, name in enumerate(names):
-            if name in PROGRAMS and (at == 0 or names[0] in _OUTER):
+            if name in programs.CALLED and (at == 0 or names[0] in _OUTER):
                 outer = next((one for one in reversed(names[:at]) if one in _OUTER), by)
                 yield Call(name, words[at + 1 :], outer, command.end)
         text = command.document * (names[0] in {"bash", "sh", "ssh"})
         for at, word in enumerate(words[:-1]):
-            if re.fullmatch("-[a-z]*c", word) and launcher_command.runs_shell([words[at - 1]]):
+            if re.fullmatch("-[a-z]*c", word) and programs.runs_shell([words[at - 1]]):
                 text = words[at + 1]
         if text and nesting < shell.MAX_NESTING:
             inside = shell.commands(text, {})

@@ -13,31 +13,24 @@ import itertools
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from dshealthd.doctor.job.sources import shell
+from dshealthd.doctor.job.sources import expansion, programs, shell
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-Read: TypeAlias = Callable[[str], str]
-_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-WRAPPERS = frozenset(
-    "command exec time nohup env stdbuf nice ionice numactl taskset timeout"  # noqa: SIM905
-    " setsid strace nsys ncu"
-    " singularity apptainer enroot podman docker conda mamba micromamba uv poetry pixi".split()
-)
-"""Programs that run the command among their arguments."""
-_SHELLS = frozenset({"bash", "sh", "zsh"})
-_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+    from dshealthd.doctor.job.sources.programs import Read
+
 _MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "deepspeed.launcher.runner": "deepspeed",
+    "accelerate.commands.launch": "accelerate-launch",
 }
 _DATA = tomllib.loads(
     resources.files(__package__).joinpath("launchers.toml").read_text(encoding="utf-8")
@@ -84,6 +77,7 @@ READ = (
 """Options that checks read; argparse accepts any prefix that no other option shares."""
 
 
+_WRITES = re.compile(r"(?:^|[_-])(?:out|output|save|ckpt|checkpoints?|results?)(?:$|[_-])")
 LIKENESS = 0.75
 """Share of letters in common with a known name from which that name is suggested."""
 MISSPELT = 0.88
@@ -109,18 +103,9 @@ def pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield last, value if equals or following.startswith("--") else following
 
 
-def runs_shell(words: Sequence[str]) -> bool:
-    """Return whether one of these words is a shell, which reads what follows."""
-    return any(os.path.basename(word) in _SHELLS for word in words)
-
-
-def lost_words(words: Sequence[str]) -> str:
-    """Return the script of a shell that words follow which it does not read; empty for none."""
-    for at, word in enumerate(words[:-2]):
-        if os.path.basename(word) in _SHELLS and re.fullmatch("-[a-z]*c", words[at + 1]):
-            text, behind = words[at + 2], words[at + 3 :]
-            return text if behind and not re.search(r"\$\{?[\d@*]|^[$-]", text) else ""
-    return ""
+def outputs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the arguments in words that say where a training writes, by their last name."""
+    yield from ((name, path) for name, path in pairs(words) if _WRITES.search(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,18 +177,13 @@ class CommandLaunch:
     """Where conditions decide which one runs: each of them, with its variables."""
 
 
-def no_file(_name: str) -> str:
-    """Read no file."""
-    return ""
-
-
 def find_launch(
     commands: Iterable[shell.ShellCommand],
-    variables: shell.Variables,
+    variables: expansion.Variables,
     nesting: int = 0,
     *,
     is_task: bool = False,
-    read: Read = no_file,
+    read: Read = programs.no_file,
 ) -> CommandLaunch:
     """Return the command that launches a job, as far as known without a shell.
 
@@ -251,19 +231,15 @@ def _at_once(
     commands: Sequence[shell.ShellCommand], alike: Mapping[int, LauncherCommand]
 ) -> int | None:
     """Return how many launches run at once with the first of those alike; None if unknown."""
-    first = min(alike)
-    above = [one for one in commands[:first] if not one.is_conditional][-1:]
-    is_inside = commands[first].is_conditional and above and above[0].end.startswith("()")
-    function, runs = above[0].words[-1] if is_inside else "", []
+    first, runs = min(alike), []
     for at, one in enumerate(commands[first:], first):
         if one.words == ("wait",) and not one.is_conditional:
             break
-        if one.words[0] == function if function else at in alike:
-            runs.append(one)
-    if not any(one.end == "&" for one in (commands[first], *runs)):
+        runs += [one] * (at in alike)
+    if not any(one.end == "&" for one in runs):
         return 1
     differ = any(one.options != alike[first].options for one in alike.values())
-    return None if differ or any(one.is_conditional for one in runs) else len(runs) or 1
+    return None if differ or any(one.is_conditional for one in runs) else len(runs)
 
 
 def parse(
@@ -312,7 +288,7 @@ def _weight(found: LauncherCommand | None, *, is_task: bool) -> int:
 
 def _launcher(
     command: shell.ShellCommand,
-    variables: shell.Variables,
+    variables: expansion.Variables,
     nesting: int,
     read: Read,
     *,
@@ -320,11 +296,12 @@ def _launcher(
 ) -> LauncherCommand | None:
     """Return the launcher that a simple command starts; None if it starts something else."""
     own = dict(command.own)
-    program, rest = _unwrapped(list(command.words), own, is_task=is_task)
-    wrapper = command.words[: -len(rest) - 1]
-    if nesting > shell.MAX_NESTING:
+    words = programs.unwrapped(command.words, own, None if is_task else programs.WRAPPERS)
+    wrapper = command.words[: len(command.words) - len(words)]
+    if nesting > shell.MAX_NESTING or not words:
         return None
-    if _PYTHON.fullmatch(program):
+    program, rest = os.path.basename(words[0]), list(words[1:])
+    if programs.PYTHON.fullmatch(program):
         at = rest.index("-m") if "-m" in rest else len(rest)
         program = _MODULES.get("".join(rest[at + 1 : at + 2]), "python")
         if program == "python" and rest[:1] == ["-c"]:
@@ -332,19 +309,18 @@ def _launcher(
         if program == "python":
             return LauncherCommand(program, {}, tuple(rest), own, wrapper=wrapper)
         rest = rest[at + 2 :]
-    files = [word for word in (program, *rest) if program in _SHELLS and word.endswith(".sh")]
-    files += [word for word in command.words if os.path.basename(word) == program][:1]
-    if program in {"eval", "ssh"} or program in _SHELLS or program.endswith(".sh"):
-        at = next((at for at, word in enumerate(rest) if re.fullmatch("-[a-z]*c", word)), len(rest))
-        text = "".join(rest[at + 1 : at + 2]) or ("" if not files else read(files[0]))
-        if program in {"eval", "ssh"}:  # ssh has options and a host before the command
-            text = " ".join(rest if program == "eval" else itertools.dropwhile(_is_word, rest))
-            text = command.document * (program == "ssh") or text
-        if not (text := text or command.document):
-            return None
-        known: shell.Variables = {} if program == "ssh" else {**variables, **own}
-        inside = shell.commands(text, known)
-        launch = find_launch(inside, known, nesting + 1, is_task=is_task, read=read)
+    inside = programs.text_of_shell(words, command.document, read)
+    if program in programs.ELSEWHERE:  # it has options and a host before the command
+        inside = command.document or " ".join(itertools.dropwhile(_is_word, rest)), ()
+    if inside is not None:
+        known: expansion.Variables = {} if program in programs.ELSEWHERE else {**variables, **own}
+        launch = find_launch(
+            shell.commands(inside[0], known, read, inside[1]),
+            known,
+            nesting + 1,
+            is_task=is_task,
+            read=read,
+        )
         if launch.command is None:
             return None
         sets = {
@@ -352,11 +328,13 @@ def _launcher(
         }
         below, wrapper = launch.command, (*wrapper, *launch.command.wrapper)
         return replace(below, variables={**sets, **below.variables}, wrapper=wrapper)
-    if program not in FLAGS:
+    if program == "accelerate" and rest[:1] == ["launch"]:
+        program = "accelerate-launch"
+        rest = rest[1:]
+    if program == "accelerate-launch":
+        return replace(_accelerate(rest, own, read), wrapper=wrapper)
+    if program not in FLAGS or program == "accelerate":
         return None
-    if program == "accelerate":
-        found = _accelerate(rest[1:], own, read) if rest[:1] == ["launch"] else None
-        return found and replace(found, wrapper=wrapper)
     options, arguments, is_partial = _options(rest, program)
     strange = strange_options(options, program)
     inner = None
@@ -367,7 +345,7 @@ def _launcher(
         known = {
             name: value
             for name, value in variables.items()
-            if not shell.is_of_task(name) and (passes_all or name in passed.split(","))
+            if not expansion.is_of_task(name) and (passes_all or name in passed.split(","))
         }
         inner = _launcher(started, {**known, **own}, nesting + 1, read, is_task=True)
     words = tuple(arguments)
@@ -426,32 +404,6 @@ def accelerate_settings(text: str) -> dict[str, str]:
     }
 
 
-def _unwrapped(words: list[str], own: dict[str, str], *, is_task: bool) -> tuple[str, list[str]]:
-    """Return the program that a command runs, without wrappers such as `env`, and its arguments.
-
-    Variables that wrappers set are added to `own`. In a task, any program may be a wrapper: of a
-    container, or one that binds the task to its cores.
-    """
-    while words and (match := _ASSIGNMENT.fullmatch(words[0])):
-        own[match[1]] = match[2]
-        words.pop(0)
-    program = os.path.basename(words.pop(0)) if words else ""
-    is_open = program.startswith("$")  # only the shell knows what it is: a wrapper, or variables
-    if program not in WRAPPERS and not is_open and (not is_task or runs_programs(program)):
-        return program, words
-    for at, word in enumerate(words):
-        if program == "env" and (match := _ASSIGNMENT.fullmatch(word)):
-            own[match[1]] = match[2]
-        name = os.path.basename(word)
-        # a path of another kind is a folder, for example one that a container binds
-        is_program = name == word or "/bin/" in word
-        before = words[at - 1] if at and program not in WRAPPERS else "--"
-        is_value = before.startswith("-") and "=" not in before and before != "--"
-        if is_program and not is_value and runs_programs(name):
-            return name, words[at + 1 :]
-    return program, words
-
-
 def _options(rest: Sequence[str], program: str) -> tuple[dict[str, str], list[str], bool]:
     """Return a launcher's options, and the words from the first argument on.
 
@@ -496,17 +448,12 @@ def _is_flag(name: str, following: Sequence[str], program: str) -> bool:
     if name.startswith("no-") or following[0].startswith("-"):
         return True
     word = os.path.basename(following[0])
-    return runs_programs(word) or word in WRAPPERS
+    return programs.runs_programs(word) or word in programs.WRAPPERS
 
 
 def _is_word(word: str) -> bool:
     """Return whether a word is neither several nor the name of a program that is known."""
-    return not word.split()[1:] and not runs_programs(os.path.basename(word))
-
-
-def runs_programs(name: str) -> bool:
-    """Return whether a name is that of a launcher, a shell or Python."""
-    return name in FLAGS or name in _SHELLS or _PYTHON.fullmatch(name) is not None
+    return not word.split()[1:] and not programs.runs_programs(os.path.basename(word))
 
 
 def long_option(name: str, program: str) -> str:

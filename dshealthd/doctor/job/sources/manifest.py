@@ -165,7 +165,12 @@ class PodTemplate:
     @property
     def domain(self) -> str:
         """Domain of the pods' own names; empty if they have none, or its controller chooses it."""
-        own = self.above.at("network").text("subdomain") or self.job
+        network = self.above.at("network")
+        own = (
+            ""
+            if network.get("enableDNSHostnames") is False
+            else network.text("subdomain") or self.job
+        )
         return (
             self.spec.text("subdomain")
             or self.above.text("serviceName")
@@ -278,9 +283,50 @@ def parse(text: str) -> dict[str, Any]:
 
 def from_json(document: dict[str, Any]) -> Manifest:
     """Return the manifest whose documents a JSON document has."""
-    objects = tuple(ManifestFields(one) for one in document["documents"])
+    objects = tuple(map(ManifestFields, _normal(document["documents"])))
     pods = itertools.chain.from_iterable(_pods(one, one, one.text("kind")) for one in objects)
     return Manifest(tuple(itertools.islice(pods, MAX_PODS)), objects)
+
+
+def _normal(documents: Iterable[Any]) -> list[Any]:
+    """Return objects that stand alone: not in a list, and with variables in place of references to
+    ConfigMaps among them.
+    """
+    found = [
+        one
+        for whole in map(ManifestFields, documents)
+        for one in (whole.listed("items") if whole.text("kind").endswith("List") else [whole.value])
+    ]
+    maps = {
+        one.at("metadata").text("name"): one.at("data").value
+        for one in map(ManifestFields, found)
+        if one.get("kind") == "ConfigMap"
+    }
+    return [_with_values(one, maps) for one in found] if maps else found
+
+
+def _with_values(value: Any, maps: Mapping[str, Mapping[str, Any]]) -> Any:
+    """Return a part of an object with the values that its references have in ConfigMaps."""
+    if isinstance(value, list):
+        return [_with_values(one, maps) for one in value]
+    if not isinstance(value, dict):
+        return value
+    fields = ManifestFields(value)
+    key = fields.at("valueFrom", "configMapKeyRef")
+    data = maps.get(key.text("name"), {})
+    if key.text("key") in data:
+        return {"name": value.get("name"), "value": data[key.text("key")]}
+    found = {name: _with_values(one, maps) for name, one in value.items()}
+    known = [
+        {"name": f"{source.text('prefix')}{name}", "value": one}
+        for source in fields.each("envFrom")
+        for name, one in maps.get(source.at("configMapRef").text("name"), {}).items()
+    ]
+    own = {one.get("name") for one in fields.each("env")}  # which come before those of a map
+    if known and isinstance(found.get("env", []), list):
+        known = [one for one in known if one["name"] not in own]
+        found["env"] = [*known, *found.get("env", [])]
+    return found
 
 
 def _pods(

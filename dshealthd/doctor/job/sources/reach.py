@@ -17,7 +17,7 @@ from dshealthd.doctor.job.sources import launcher_command
 from dshealthd.doctor.job.sources.script_fault import ScriptFault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from dshealthd.doctor.job.sources.calls import Call
     from dshealthd.doctor.job.sources.shell import ShellCommand
@@ -31,6 +31,12 @@ _OPEN_MPI = frozenset({"mca", "x", "bind-to", "map-by", "allow-run-as-root", "ov
 _HOSTS = ("hostfile", "machinefile", "H", "host", "f")
 _MOUNTS = ("v", "volume", "mount", "container-mounts", "bind", "B")
 _MOUNT = re.compile(r"(?:^|,)(?:src|source)=([^,]+).*?(?:dst|destination|target)=([^,]+)")
+
+
+_EPHEMERAL = frozenset({"rm", "writable-tmpfs", "container-image"})
+"""Options with which what a container changes ends with it."""
+_SAME_FOLDER = re.compile(r"^\.?/?$|^-$|SLURM_SUBMIT_DIR\}?$|^\$\{?PWD\}?$")
+"""What leads to the folder of a job's script, or may."""
 
 
 class Crossing(NamedTuple):
@@ -51,8 +57,11 @@ def crossing(call: Call, *, is_batch: bool) -> Crossing | None:
     given = call.options
     if call.program in _CONTAINERS and "run" in given and "env-file" not in given:
         names = _named([*given.get("e", ()), *given.get("env", ())])
-        is_open = any("$" in word for word in call.own if word.startswith("$"))
-        return None if is_open else Crossing(f"{call.program} run", names.__contains__, "-e NAME")
+        return (
+            None
+            if "open" in given
+            else Crossing(f"{call.program} run", names.__contains__, "-e NAME")
+        )
     if call.program in {"apptainer", "singularity"} and given.keys() & _ISOLATES:
         names = _named([one for text in given.get("env", ()) for one in text.split(",")])
         return Crossing(f"{call.program} --cleanenv", names.__contains__, "--env NAME=$NAME")
@@ -77,8 +86,7 @@ def faults(
     needs.
     """
     for call in found:
-        trains = any(map(launcher_command.runs_programs, map(os.path.basename, call.words)))
-        way = crossing(call, is_batch=is_batch) if trains else None
+        way = crossing(call, is_batch=is_batch) if "trains" in call.options else None
         text = "\n".join(call.words)
         reads = set(re.findall(r"\$\{?([A-Za-z_]\w*)\b(?!:|-)", text)) & assigned.keys()
         sets = set(re.findall(r"\b([A-Za-z_]\w*)=", text))
@@ -91,6 +99,7 @@ def faults(
                 *(lost[0], call.program),
             )
         yield from _unmounted(call.program, call.options, call.words)
+    yield from _left_by_cd(seen)
     for at, one in enumerate(seen):
         yield from _outside(one, seen[at + 1 : at + 2])
         if one.words[0] == "srun" and (step := launcher_command.parse(one.words, {})):
@@ -136,34 +145,81 @@ def _outside(one: ShellCommand, following: Sequence[ShellCommand]) -> Iterator[S
                 )
 
 
+def _mounts(program: str, options: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return where in a container paths of the host are, by these."""
+    mounts: dict[str, str] = {}
+    for text in (text for name in _MOUNTS for text in options.get(name, ())):
+        if match := _MOUNT.search(text):
+            mounts[match[1]] = match[2]
+            continue
+        for one in (text,) if program in _CONTAINERS else text.split(","):
+            source, colon, target = one.partition(":")
+            mounts[source.rstrip("/")] = (target if colon else source).partition(":")[0].rstrip("/")
+    return mounts
+
+
+def _is_in(path: str, folders: Iterable[str]) -> bool:
+    return any(path == one or path.startswith(f"{one}/") for one in folders if one)
+
+
 def _unmounted(
     program: str, options: Mapping[str, Sequence[str]], words: Sequence[str]
 ) -> Iterator[ScriptFault]:
     """Yield a path of the host that the processes of a container are given, but which is mounted
-    at another place there.
+    at another place there; and one where they write that ends with the container.
     """
+    mounts = _mounts(program, options)
+    inside = {source: target for source, target in mounts.items() if _top(source) != _top(target)}
+    own = {_top(target) for target in inside.values()}  # folders that the host need not have
+    ends = set() if "container-name" in options else _EPHEMERAL & options.keys()
+    for option, path in launcher_command.outputs(words):
+        if (
+            ends
+            and _top(path) in own
+            and not _is_in(path, mounts.values())
+            and path.startswith("/")
+        ):
+            yield ScriptFault(
+                f": --{option} {path[:80]} is lost when its container ends: nothing is mounted"
+                f" there, and --{min(ends)} keeps no changes of an image",
+                *(path, path),
+            )
     if program not in {*_CONTAINERS, "srun"}:
         return  # others have more of the host than is said
-    mounts: dict[str, str] = {}
-    for name in _MOUNTS[: None if program == "srun" else 3]:
-        for text in options.get(name, ()):
-            if match := _MOUNT.search(text):
-                mounts[match[1]] = match[2]
-                continue
-            for one in text.split(",") if program == "srun" else (text,):
-                source, colon, target = one.partition(":")
-                mounts[source.rstrip("/")] = (
-                    target.partition(":")[0].rstrip("/") if colon else source
-                )
     last = max((at for at, word in enumerate(words) if word in mounts or ":" in word), default=-1)
     texts = words if program == "srun" else words[last + 1 :]
     for path in re.findall(r"(?:^|[\s='\"])((?:/|\$\{?\w+\}?/)[\w./-]+)", "\n".join(texts)):
-        inside = [s for s in mounts if s and (path == s or path.startswith(f"{s}/"))]
-        is_seen = any(path == t or path.startswith(f"{t}/") for t in mounts.values() if t)
-        if inside and not is_seen:
-            source = max(inside, key=len)
+        sources = [source for source in mounts if _is_in(path, [source])]
+        if sources and not _is_in(path, mounts.values()):
+            source = max(sources, key=len)
             yield ScriptFault(
                 f": the container has no {path[:80]}: {source} is mounted at {mounts[source]}",
                 *(path, source),
             )
             return
+
+
+def _top(path: str) -> str:
+    """Return the first folder of a path."""
+    return path.split("/")[1] if path.startswith("/") else path.partition("/")[0]
+
+
+def _left_by_cd(seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
+    """Yield a file that is written in one folder, and read by its relative name in another."""
+    written: dict[str, str] = {}
+    for one in seen:
+        program, target = one.words[0], os.path.normpath(one.target) if one.target else ""
+        goes = program == "cd" and one.words[1:] and one.end in {"\n", ";"}
+        if goes and not one.is_conditional and not _SAME_FOLDER.search(one.words[1]):
+            written = dict.fromkeys(written, one.words[1])
+        for word in one.words[1:]:
+            name = os.path.normpath(word.rpartition("=")[2] or ".")
+            if folder := written.get(name, ""):
+                yield ScriptFault(
+                    f" writes {name}, then goes to {folder[:60]}, where {program} does not find it"
+                    " by this relative name",
+                    *(name, name),
+                )
+                return
+        if target and not target.startswith(("/", "$", "~")):
+            written[target] = ""

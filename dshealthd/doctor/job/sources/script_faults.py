@@ -144,7 +144,7 @@ def _signal(directives: Mapping[str, str], trapped: Sequence[str], *, waits: boo
     if match is None:
         return ""
     of_shell, sent, seconds = match[1] or "", _name(match[2]), match[3] or "60"
-    limit, traps = _seconds(directives.get("time", "")), {_name(one) for one in trapped}
+    limit, traps = seconds(directives.get("time", "")), {_name(one) for one in trapped}
     traps -= {"ERR", "DEBUG", "RETURN"}
     if limit is not None and int(seconds) >= limit:
         return f"it comes {seconds} s before the end of a job that has {limit} s"
@@ -162,15 +162,3 @@ def _name(text: str) -> str:
     number = natural(text)
     named = [one.name for one in signal.Signals if one.value == number]
     return (named or [text])[0].upper().removeprefix("SIG")
-
-
-def _seconds(limit: str) -> int | None:
-    """Return the seconds of Slurm's [DAYS-][[HOURS:]MINUTES[:SECONDS]]; None if it is none."""
-    days, dash, rest = limit.rpartition("-")
-    parts = [natural(part) for part in rest.split(":")]
-    if None in parts or (dash and natural(days) is None):
-        return None
-    numbers = [part or 0 for part in parts]
-    has_hours = dash or len(numbers) == len(("hours", "minutes", "seconds"))
-    hours = [*(numbers if has_hours else [0, *numbers]), 0, 0][:3]
-    return (natural(days) or 0) * 86_400 + hours[0] * 3_600 + hours[1] * 60 + hours[2]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.job.sources import launcher_command, shell
+from dshealthd.doctor.job.sources import expansion, launcher_command, programs, shell
 from dshealthd.doctor.job.sources.script_fault import ScriptFault
 
 if TYPE_CHECKING:
@@ -14,13 +15,8 @@ if TYPE_CHECKING:
 
     from dshealthd.doctor.job.sources.shell import ShellCommand
 
-_ERREXIT = re.compile(r"^\s*set\s+(?:-[a-z]*e|-o errexit)|\A#!.*\s-[a-z]*e", re.MULTILINE)
-_STATUS = re.compile(
-    r"^[ \t]*(?P<launch>(?:srun|torchrun|python3?|deepspeed|accelerate|mpirun|wait)\b(?:[^\n|&]"
-    r"|\\\n|\|(?!\|)|&(?!&))*)\n(?:[ \t]*\n)*[ \t]*(?P<keeps>(?:local\s+)?(?P<name>\w+)=)?"
-    r"[^\n]*\$\?",
-    re.MULTILINE,
-)
+_ERREXIT = re.compile(r"#!.*\s-[a-z]*e")
+_SAYS = frozenset({"echo", "printf", "date"})
 _WHILE_READ = re.compile(
     r"\bwhile\s+(?:\w+=\S*\s+)?read\b(?![^\n]*-u)[^\n]*\n(?P<body>(?:(?!\bdone\b).)*)\bdone\b",
     re.DOTALL,
@@ -42,7 +38,7 @@ def faults(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
     """Yield what a shell does otherwise than a script means."""
     lines = "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("#"))
     yield from _words(text, seen)
-    yield from _statuses(text)
+    yield from _statuses(text, seen)
     for loop in _WHILE_READ.finditer(lines):
         for one in _TAKES_INPUT.finditer(loop["body"]):
             if not _FED.search(one["rest"]):
@@ -75,8 +71,8 @@ def faults(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
         alike = difflib.get_close_matches(name, known, n=1, cutoff=_SAME)
         if alike and not re.search(rf"(?<![$\w{{]){alike[0]}\b", lines):
             other = alike[0]
-            is_given = other in launcher_command.OF_SLURM or shell.GIVEN.match(other)
-            if not is_given and other not in {*shell.PER_NODE, "HOME", "USER", "PATH", "PWD"}:
+            is_given = other in launcher_command.OF_SLURM or expansion.GIVEN.match(other)
+            if not is_given and other not in {*expansion.PER_NODE, "HOME", "USER", "PATH", "PWD"}:
                 yield ScriptFault(
                     f" sets {name}, which nothing reads, and reads {other}, which nothing sets",
                     *(other, other),
@@ -100,29 +96,43 @@ def _words(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
             )
 
 
-def _statuses(text: str) -> Iterator[ScriptFault]:
+def _statuses(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
     """Yield a status that is read where it is never another."""
-    for match in _STATUS.finditer(text):
-        name, launch, behind = match["name"], match["launch"], text[match.end("launch") :]
-        status = rf"\$\{{?{name}\b" if name else r"\$\?"
-        acts = re.search(rf"{status}\}}?[\"']?\s*(?:\]|-(?:ne|gt|eq|lt)|!=|==)", behind)
-        ends = re.search(rf"\bexit\s+[\"']?{status}", behind)
-        before = text[: match.start()]
-        is_strict = _ERREXIT.search(before) and "set +e" not in before
-        program = launch.split()[0]
-        if "| tee" in launch and "pipefail" not in before and (acts or ends):
+    is_strict, has_pipefail, is_trapped = bool(_ERREXIT.match(text)), False, False
+    last: list[ShellCommand] = []
+    for one in seen:
+        program = os.path.basename(one.words[0])
+        if program == "set":
+            switches = {word[:1] + letter for word in one.words[1:] for letter in word[1:]}
+            is_strict = (is_strict or "-e" in switches) and "+e" not in switches
+            has_pipefail = has_pipefail or "pipefail" in one.words
+        is_trapped = is_trapped or (program == "trap" and bool({"EXIT", "ERR"} & {*one.words}))
+        reads = program in {"[", "[[", "test", "exit"} and "$?" in one.words and last
+        if program in _SAYS and not reads:
+            continue  # the status may be kept before
+        launch = os.path.basename(last[0].words[0]) if reads else ""
+        if reads and last[1:] and not has_pipefail:
             yield ScriptFault(
-                f": $? is the status of tee, not of {program}: `set -o pipefail` is missing, or"
+                f": $? is the status of tee, not of {launch}: `set -o pipefail` is missing, or"
                 " ${PIPESTATUS[0]}",
                 *("$?", "$?"),
             )
-        elif is_strict and acts and not re.search(r"\btrap\b.*\b(EXIT|ERR)\b", before):
+        elif (
+            reads and program != "exit" and is_strict and not (is_trapped or last[0].is_conditional)
+        ):
             yield ScriptFault(
-                f": `set -e` ends the script where {program} fails, so that what reads its status"
+                f": `set -e` ends the script where {launch} fails, so that what reads its status"
                 " then never runs",
                 *("set -e", "$?"),
                 is_critical=False,
             )
+        is_launch = (
+            program == "wait" or programs.runs_programs(program) or program in programs.CALLED
+        )
+        if is_launch and one.end in {"\n", ";", "|"}:
+            last = [one]
+        else:
+            last = [*last, one] if last and last[-1].end == "|" and program == "tee" else []
 
 
 def _inactive(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:

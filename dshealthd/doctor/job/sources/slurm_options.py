@@ -52,3 +52,15 @@ def memory(options: Mapping[str, str]) -> int | None:
             unit = 1 << 10 * " KMGT".index((match[2] or "M").upper())
             return int(match[1]) * unit * count or None
     return None
+
+
+def seconds(limit: str) -> int | None:
+    """Return the seconds of Slurm's [DAYS-][[HOURS:]MINUTES[:SECONDS]]; None if it is none."""
+    days, dash, rest = limit.rpartition("-")
+    parts = [natural(part) for part in rest.split(":")]
+    if None in parts or (dash and natural(days) is None):
+        return None
+    numbers = [part or 0 for part in parts]
+    has_hours = dash or len(numbers) == len(("hours", "minutes", "seconds"))
+    hours = [*(numbers if has_hours else [0, *numbers]), 0, 0][:3]
+    return (natural(days) or 0) * 86_400 + hours[0] * 3_600 + hours[1] * 60 + hours[2]

@@ -12,14 +12,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.doctor.job.sources import launcher_command, reach, shell, shell_faults
+from dshealthd.doctor.job.sources import (
+    expansion,
+    launcher_command,
+    programs,
+    reach,
+    shell,
+    shell_faults,
+)
 from dshealthd.doctor.job.sources.calls import Call, calls
 from dshealthd.doctor.job.sources.launcher_command import (
     ONLY_WITH,
     SHORT,
     LauncherCommand,
     long_option,
-    no_file,
 )
 from dshealthd.doctor.job.sources.script_fault import ScriptFault
 from dshealthd.doctor.job.sources.script_faults import faults
@@ -42,9 +48,6 @@ ALLOCATION = {
 }
 """Variables that Slurm sets in the script of a job, by what the job requested."""
 _DEFAULTED = re.compile(r"\$\{(\w+):?-")
-_EXPORT = re.compile(r"\b(?:export|(?:declare|typeset)\s+-\w*x\w*)\b([^\n]*)")
-_ASSIGNED = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=", re.MULTILINE)
-_EXPORTED = re.compile(r"(?<!\S)[A-Za-z_]\w*(?==|\s|;|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ def requested(
 
 
 def parse(
-    text: str, environment: Mapping[str, str] = {}, read: launcher_command.Read = no_file
+    text: str, environment: Mapping[str, str] = {}, read: programs.Read = programs.no_file
 ) -> SlurmScript:
     """Parse a Slurm script that gets this environment; ValueError if it is not a script.
 
@@ -136,7 +139,6 @@ def parse(
     given = frozenset(variables)
     seen: list[shell.ShellCommand] = []
     same = os.path.normpath
-    commands = _continued(shell.commands(text, variables), seen)
 
     def found(name: str) -> str:
         """Return the text of a file that the script writes itself, or that is there."""
@@ -144,31 +146,30 @@ def parse(
         written = [one.document for one in files if same(name) == same(one.target)]
         return "".join(written[-1:]) or read(name)
 
+    reader = shell.Shell(variables, found)
+    commands = _continued(reader.commands(text), seen)
     launch = launcher_command.find_launch(commands, variables, read=found)
     steps = [one for one in seen if one.words[0] == "srun"]
     names = {same(word) for one in steps for word in one.words}
-    texts = [one for one in steps if launcher_command.runs_shell(one.words)]
+    texts = [one for one in steps if programs.runs_shell(one.words)]
     texts += [one for one in seen if one.target and same(one.target) in names]
     read_there = {name for one in texts for name in one.reads}
-    joined = text.replace("\\\n", " ")
-    exported = {name for words in _EXPORT.findall(joined) for name in _EXPORTED.findall(words)}
     carried = {
-        name: name in exported or "set -a" in text
+        name: name in reader.exported
         for name in training_variables(launch.variables)
         if name.isidentifier()
         and name not in given
         and not name.startswith("SLURM_")  # which srun reads itself
         and not re.search(rf"\$\{{?{name}\b|\bunset\b[^\n]*\b{name}\b", text)
     }
-    set_here = {*_ASSIGNED.findall(shell.without_documents(text))}
-    left = {
-        name: name in exported or "set -a" in text
-        for name in read_there - given
-        if name in set_here
-    }
+    left = {name: name in reader.exported for name in read_there - given if name in reader.assigned}
     called = list(calls(seen))
-    assigned = {name: name in exported for name in _ASSIGNED.findall(text)}
-    crossing = reach.faults(seen, called, assigned, carried.keys(), is_batch=bool(directives))
+    assigned = {name: name in reader.exported for name in reader.assigned}
+    in_front = (
+        [name for one in launch.command.chain() for name in one.variables] if launch.command else ()
+    )
+    needed = {**carried, **training_variables(dict.fromkeys(in_front, ""))}
+    crossing = reach.faults(seen, called, assigned, needed, is_batch=bool(directives))
     return SlurmScript(
         directives,
         launch.variables,
@@ -239,14 +240,14 @@ def _directives(line: str) -> dict[str, str]:
     return found
 
 
-def _slurm_variables(directives: Mapping[str, str]) -> shell.Variables:
+def _slurm_variables(directives: Mapping[str, str]) -> expansion.Variables:
     """Return the variables that Slurm sets for a job with these directives.
 
     The batch shell runs once, as task 0 of the first node, whose name is not known.
     """
-    found: shell.Variables = {
+    found: expansion.Variables = {
         name: "0" if name.startswith("SLURM_") else "$_"
-        for name in shell.PER_NODE
+        for name in expansion.PER_NODE
         if directives or not name.startswith("SLURM")
     }
     if not directives:
@@ -265,7 +266,7 @@ def _slurm_variables(directives: Mapping[str, str]) -> shell.Variables:
         found["SLURM_TASKS_PER_NODE"] = f"{tasks}(x{nodes})" if nodes > 1 else str(tasks)
     given = {name: directives.get(option) for name, option in ONLY_WITH.items()}
     found |= {name: value for name, value in given.items() if value is not None}
-    return found | dict.fromkeys((*shell.OF_STEP, *unset(directives)), "")
+    return found | dict.fromkeys((*expansion.OF_STEP, *unset(directives)), "")
 
 
 def unset(directives: Mapping[str, str]) -> dict[str, str]:
