@@ -87,10 +87,7 @@ class Kernel(Collector):
     Options = every("15s")
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the kernel's load and settings, leaving out those that it lacks.
-
-        A file that cannot be read is a fault; the others are still read.
-        """
+        """Yield the load and the settings that the kernel has; a failed read is a fault."""
         yield from read_parts(
             {
                 "uptime": self._uptime,

@@ -338,10 +338,7 @@ class JournalReader:
             raise SourceError(Reason.MALFORMED, message)
 
     def behind(self) -> bool:
-        """Return whether all of the journal was read and ends before the position.
-
-        If so, the position does not belong to this journal.
-        """
+        """Return whether all was read and ends before the position, which is of another journal."""
         return self.drained and 0 <= self._newest < self.position - 1
 
     def close(self) -> None:

@@ -129,10 +129,7 @@ class KernelLogReader:
                 return
 
     def behind(self) -> bool:
-        """Return whether all of `/dev/kmsg` was read and ends before the position.
-
-        If so, the position does not belong to this log.
-        """
+        """Return whether all was read and ends before the position, which is of another log."""
         return self.drained and 0 <= self._newest < self.position - 1
 
     def close(self) -> None:

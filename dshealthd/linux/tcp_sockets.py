@@ -98,12 +98,7 @@ def parse_tcp(text: str) -> Iterator[TcpSocket]:
 
 
 class Sockets:
-    """Reads sockets, at most once per round of collection.
-
-    Shared through `context.shared(Sockets)`.
-
-    Its methods raise OSError and SourceError.
-    """
+    """Reads sockets once per round, shared by `context.shared`. OSError and SourceError."""
 
     def __init__(self, context: Context, cpu_time: Callable[[], float] = time.thread_time) -> None:
         """`cpu_time` is this thread's CPU time in seconds."""
@@ -128,10 +123,7 @@ class Sockets:
         return self._once("active", self._read_active)[1]
 
     def time_wait_ports(self, first: int, last: int) -> Sequence[int]:
-        """Return the source ports from first to last of the sockets in TIME_WAIT, one per socket.
-
-        If there are many, the result may be up to `HOLD` old.
-        """
+        """Return the ports of sockets in TIME_WAIT, one for each; of many, up to `HOLD` old."""
         return self._once((first, last), lambda: self._read_time_wait_ports(first, last))
 
     def _once(self, key: object, read: Callable[[], T]) -> T:
@@ -232,10 +224,7 @@ class Sockets:
 
 
 def _own(namespace: str) -> bool:
-    """Return whether a `/proc` shows the sockets of this process's network namespace.
-
-    False for a fixture or another machine's `/proc`.
-    """
+    """Return whether a `/proc` shows this process's network namespace, as no fixture does."""
     try:
         return os.readlink(namespace) == os.readlink("/proc/self/ns/net")
     except OSError:

@@ -120,10 +120,7 @@ class Device:
         return value
 
     def count(self, what: str, value: float | None, most: int) -> int | None:
-        """Return a count that the driver gave for `what`, None if it is unknown.
-
-        One that is no whole number from 0 to `most` is noted and unknown.
-        """
+        """Return a driver's count; one that is no whole number from 0 to `most` is noted: None."""
         if value is None:
             return None
         if not 0 <= value <= most or value != int(value):
