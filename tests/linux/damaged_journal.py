@@ -11,9 +11,7 @@ MACHINE = "0" * 32
 
 
 class Journal:
-    """Objects of a journal by their places, as journald appends them: `first` entry, then
-    arrays.
-    """
+    """Objects of a journal by their places, as appended: `first` entry, then arrays."""
 
     def __init__(self, entries: int = 6) -> None:
         """Lay out so many entries of the kernel: the first alone, two in an array, the rest."""

@@ -75,9 +75,7 @@ def test_xid() -> None:
 
 
 def test_spoofed_xid() -> None:
-    """FAULT 20: what a process name or a string of a user made look like an Xid is none, and no
-    other event.
-    """
+    """FAULT 20: what a user's name or string made look like an Xid is no event."""
     for line in SPOOFED_XIDS:
         assert lines.xid(line) is None
         assert event(line) in {None, "allocation_failure", "nvidia_version_mismatch"}, line
@@ -164,9 +162,7 @@ def comm(line: str) -> str:
 
 
 def test_process_named_like_a_fault() -> None:
-    """FAULT 20: no process can be called so that a line that begins with its name is taken for a
-    fault.
-    """
+    """FAULT 20: no process name at the start of a line makes it a fault."""
     examples = [line for name, line in EXAMPLES if name not in {"-", "allocation_failure"}]
     examples += ["EDAC MC0: 1 CE ", "Oops: 0002 [#1]", *(line for line, _, _ in XIDS)]
     for line, rest in itertools.product(examples, AFTER_A_NAME):

@@ -46,9 +46,7 @@ OTHERS = {
 
 @contextmanager
 def waiting(program: str, address: str = "127.0.0.1") -> Iterator[tuple[int, int, socket.socket]]:
-    """Yield the pid of a process that waits, and the port and the server's end of its
-    connection.
-    """
+    """Yield the pid of a process that waits, its port, and the server's end."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as server:
         port = server.getsockname()[1]

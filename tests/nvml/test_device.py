@@ -30,9 +30,7 @@ def failing(clock: Clock, seconds: float, calls: list[float]) -> NoReturn:
 
 @pytest.mark.parametrize(("seconds", "made"), [(0.4375, 2), (0.5, 1)])
 def test_call_that_fails_slowly(seconds: float, made: int) -> None:
-    """One that fails after half a second waited for the driver, and is not made again; its failure
-    is told in the next reading, too.
-    """
+    """After half a second a call is not made again; its failure is told again."""
     clock, calls = Clock(), list[float]()
     subject = device(clock)
     for _ in range(2):

@@ -132,9 +132,7 @@ def test_handles_are_released_at_the_end(node: Node) -> None:
 
 
 def test_driver_goes_in_the_middle_of_a_sweep(node: Node) -> None:
-    """What was read before the driver went is kept, and the collectors after it say the same
-    without touching it again.
-    """
+    """What was read before the driver went is kept; what comes after does not touch it."""
     node.collect()
     node.simulator.fault("fail", 9, function="nvmlDeviceGetSramEccErrorStatus")
     seen = node.collect("gpu", "ecc", "pcie")
@@ -145,9 +143,7 @@ def test_driver_goes_in_the_middle_of_a_sweep(node: Node) -> None:
 
 
 def test_count_is_fixed_while_nvml_is_open(node: Node) -> None:
-    """As the real library counts GPUs when it is opened, it is opened anew after a while if the bus
-    shows more or one fails.
-    """
+    """NVML counts GPUs when opened, so it is opened anew if the bus has more or one fails."""
     node.simulator.set(None, "order_latched", 1)
     node.simulator.order(0, 1, 2, 3, 4, 5, 6)
     assert node.collect().value("gpus_visible") == 7
@@ -182,9 +178,7 @@ def test_frozen_readings(node: Node) -> None:
 
 @pytest.mark.parametrize(("seconds", "sweeps"), [(0.9, 11), (20.0, 2)])
 def test_few_seconds_or_sweeps_are_not_frozen(node: Node, seconds: float, sweeps: int) -> None:
-    """Many sweeps within ten seconds prove nothing, as the counter may be updated less often; nor
-    do two, however far apart.
-    """
+    """Many sweeps within ten seconds prove nothing; nor do two, however far apart."""
     node.simulator.set(5, "frozen", 1)
     node.collect("gpu")
     seen = [node.collect("gpu", advance=seconds) for _ in range(sweeps + 1)]
@@ -346,9 +340,7 @@ def test_all_fields_fail_for_a_while(node: Node, code: int, reasons: dict[str, R
 
 
 def test_quarantined_gpu(node: Node) -> None:
-    """A GPU at which an earlier worker hung is not touched, is down with that reason, and is read
-    once the quarantine ends.
-    """
+    """A GPU at which a worker hung is down and untouched until the quarantine ends."""
     node.simulator.watch()
     seen = node.collect(blocked={"gpu 3": Reason.TIMEOUT})
     assert seen.reasons("ecc") == {"gpu 3": Reason.TIMEOUT}
