@@ -1,7 +1,4 @@
-"""Compute processes on every GPU, from NVML.
-
-Their number, and the ranks of training jobs among them.
-"""
+"""Compute processes on every GPU, from NVML, and the ranks of training jobs among them."""
 
 from __future__ import annotations
 

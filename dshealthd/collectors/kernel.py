@@ -1,9 +1,4 @@
-"""The kernel's state and settings.
-
-Uptime, load, threads and their limit, and the settings that training depends on.
-
-From `/proc/uptime`, `/proc/loadavg`, `/proc/sys` and `/sys`.
-"""
+"""Uptime, load, threads, and kernel settings that training needs; from `/proc` and `/sys`."""
 
 from __future__ import annotations
 

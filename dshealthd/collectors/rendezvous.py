@@ -1,7 +1,4 @@
-"""The ports that training jobs rendezvous on: their sockets and listeners.
-
-Sockets that hold the ports, clients that connect to them, and orphaned listeners of earlier runs.
-"""
+"""Ports that jobs rendezvous on: sockets that hold them, their clients, orphaned listeners."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""An InfiniBand or RoCE adapter in sysfs, and the history of its ports.
-
-For the meaning of each file see the kernel's `Documentation/ABI/stable/sysfs-class-infiniband`.
-"""
+"""An RDMA adapter in sysfs (the kernel's ABI/stable/sysfs-class-infiniband), and its ports."""
 
 from __future__ import annotations
 

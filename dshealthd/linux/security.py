@@ -1,6 +1,4 @@
-"""What protects a node: the files of its firewall, for comparison between nodes, and SELinux'
-mode.
-"""
+"""A node's protection: its firewall's files, to compare nodes, and SELinux' mode."""
 
 from __future__ import annotations
 

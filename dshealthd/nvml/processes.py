@@ -1,7 +1,4 @@
-"""Compute processes on a GPU, from NVML, in a list of bounded length.
-
-pynvml's own function allocates whatever length the driver gives, twice over.
-"""
+"""Compute processes on a GPU, in a list of bounded length, unlike that of pynvml itself."""
 
 from __future__ import annotations
 

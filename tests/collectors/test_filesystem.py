@@ -1,7 +1,4 @@
-"""Space, inodes and write tests of paths.
-
-On this machine's file systems, on full, read-only and frozen ones.
-"""
+"""Space, inodes and write tests of paths: of this machine, full, read-only and frozen."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The collectors of GPUs together.
-
-Their exposition on four generations of parts, their number of series, their cost.
-"""
+"""The collectors of GPUs together: exposition on four generations, series, cost."""
 
 from __future__ import annotations
 

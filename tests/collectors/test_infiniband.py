@@ -1,7 +1,4 @@
-"""InfiniBand and RoCE ports from a tree like /sys.
-
-Two ConnectX-7, a RoCE port, a port that is down, an adapter without counters.
-"""
+"""Ports of five adapters as in /sys: InfiniBand, RoCE, one down, one without counters."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The kernel log collector: what it counts, what it refuses, and how it goes on after a restart and
-a reboot.
-"""
+"""The kernel log: what counts, what is refused, and after a restart or a reboot."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The agent's connection to itself.
-
-How it ends in namespaces where it cannot work, and that it leaves nothing behind.
-"""
+"""The agent's connection to itself, where it cannot work too; it leaves nothing behind."""
 
 from __future__ import annotations
 

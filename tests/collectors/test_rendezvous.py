@@ -1,7 +1,4 @@
-"""The rendezvous ports and who listens there.
-
-On a fixture, against `ss`, and with a real orphan.
-"""
+"""The rendezvous ports on a fixture, against `ss`, and with a real orphan."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The kernel log's records and their reader, on FIFOs in packet mode, on a scripted `read(2)`, and
-on the real device.
-"""
+"""The kernel log's records, on a scripted `read(2)`, and on the real device."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Requests and replies of NETLINK_SOCK_DIAG, without a kernel.
-
-`tests/collectors/test_tcp.py` compares the dump with `ss`.
-"""
+"""Requests and replies of NETLINK_SOCK_DIAG without a kernel; `test_tcp.py` compares."""
 
 from __future__ import annotations
 

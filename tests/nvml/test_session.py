@@ -1,6 +1,4 @@
-"""The NVML session: return codes, GPUs that come and go, readings that stand still, what is asked
-again and what is not.
-"""
+"""The NVML session: return codes, GPUs that come and go, frozen readings, what is asked."""
 
 from __future__ import annotations
 
