@@ -12,7 +12,6 @@ import pytest
 
 from dshealthd.core.collector import Reason, SourceError
 from dshealthd.nvml.device import Device, ReadingEnded
-from dshealthd.nvml.processes import compute_processes
 from tests.jobs.machines import Clock
 
 
@@ -87,7 +86,7 @@ def test_processes_are_bounded(
     library = SimpleNamespace(nvmlDeviceGetComputeRunningProcesses_v3=answer)
     monkeypatch.setattr(pynvml, "nvmlLib", library)
     subject = device(Clock())
-    pids = compute_processes(subject)
+    pids = subject.compute_processes()
     assert (None if pids is None else len(pids)) == listed
     reasons = [fault.reason for fault in subject.pop_faults()]
     assert reasons == ([] if listed else [Reason.MALFORMED])
