@@ -156,6 +156,29 @@ def test_events() -> None:
     assert [(event(line) or "-", line) for _, line in EXAMPLES] == list(map(tuple, EXAMPLES))
 
 
+@pytest.mark.parametrize(("severity", "rest", "expected"), [
+    ("corrected", ["section_type: memory error"], "memory_error_corrected"),
+    ("fatal", ["section_type: memory error"], "memory_error_uncorrected"),
+    ("recoverable", ["section_type: IA32/X64 processor error"], "machine_check"),
+    ("corrected", ["section_type: general processor error"], "machine_check_corrected"),
+    ("recoverable", ["section_type: PCIe error"], None),
+    ("recoverable", ["section_type: PCIe error", "device_id: 0000:17:00.0"], "pcie_error_nonfatal"),
+    ("info", ["section_type: memory error"], None),
+    ("fatal", ["section_type: CXL protocol error"], None),
+])  # fmt: skip
+def test_record_of_firmware(severity: str, rest: list[str], expected: str | None) -> None:
+    """Severity and section make the event, with PCIe's device; another record's lines do not."""
+    parser = lines.EventParser()
+    head = "{1}[Hardware Error]:  "
+    assert parser.event(f"{head}Error 0, type: {severity}") is None
+    assert parser.event(f"{{2}}[Hardware Error]:   {rest[0]}") is None
+    *before, last = [parser.event(f"{head} {text}") for text in rest]
+    assert not any(before)
+    assert (last and last.name) == expected
+    if last is not None and "device_id" in rest[-1]:
+        assert last.device == "0000:17:00.0"
+
+
 def comm(line: str) -> str:
     """Return the longest process name that begins a line as `line` begins."""
     return line[:15]
