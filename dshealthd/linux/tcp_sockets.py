@@ -18,9 +18,10 @@ from dshealthd.core.collector import Reason, SourceError
 from dshealthd.core.host import lines_of, read, read_existing
 from dshealthd.linux import sock_diag
 from dshealthd.linux.sock_diag import EVERY_STATE, TcpSocket, TcpState
+from dshealthd.linux.tcp_tables import parse_tcp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from dshealthd.core.collector import Context
 
@@ -72,29 +73,6 @@ def parse_sockstat(sockstat: str, sockstat6: str = "") -> SocketCounts:
         message = "no TCP line with inuse and tw"
         raise ValueError(message)
     return SocketCounts(time_wait, in_use)
-
-
-def parse_tcp(text: str) -> Iterator[TcpSocket]:
-    """Yield the sockets of `/proc/net/tcp` or `tcp6`.
-
-    ValueError names a malformed line.
-    """
-    for line in lines_of(text):
-        if line.lstrip().startswith("sl "):  # the heading
-            continue
-        try:
-            _, source, destination, state, _, timer, _, uid, _, inode, *_ = line.split()
-            yield TcpSocket(
-                int(state, 16),
-                int(timer.partition(":")[0], 16),
-                int(source.rpartition(":")[2], 16),
-                int(destination.rpartition(":")[2], 16),
-                int(uid),
-                int(inode),
-            )
-        except (ValueError, ArithmeticError) as error:
-            message = f"not a socket: {line[:60]!r}"
-            raise ValueError(message) from error
 
 
 class Sockets:
@@ -216,7 +194,11 @@ class Sockets:
                 f"more than {MAX_FROM_FILES} sockets in {self._host.proc('net/tcp')} or tcp6",
             )
         try:
-            return [found for text in texts for found in parse_tcp(text)]
+            return [
+                TcpSocket(row.state, row.timer, row.port, row.peer_port, row.uid, row.inode)
+                for text in texts
+                for row in parse_tcp(text)
+            ]
         except (ValueError, ArithmeticError) as error:
             raise SourceError(
                 Reason.MALFORMED, f"{self._host.proc('net/tcp')} or tcp6: {error}"

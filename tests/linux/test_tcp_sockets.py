@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,8 @@ import pytest
 from dshealthd.core.collector import Context, Reason, SourceError
 from dshealthd.core.host import Host
 from dshealthd.linux.sock_diag import TcpSocket, TcpState
-from dshealthd.linux.tcp_sockets import FEW, SocketCounts, Sockets, parse_sockstat, parse_tcp
+from dshealthd.linux.tcp_sockets import FEW, SocketCounts, Sockets, parse_sockstat
+from dshealthd.linux.tcp_tables import TcpRow, parse_tcp
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
 
 BUDGET = 0.1
@@ -34,7 +35,7 @@ def context(procfs: Path, monotonic: Callable[[], float] = time.monotonic) -> Co
     return Context(host=Host(procfs=procfs), monotonic=monotonic)
 
 
-def counts(sockets: list[TcpSocket]) -> dict[TcpState, int]:
+def counts(sockets: Sequence[TcpSocket | TcpRow]) -> dict[TcpState, int]:
     """Return how many sockets are in each state that there is."""
     return dict(Counter(TcpState(found.state) for found in sockets))
 
@@ -62,8 +63,9 @@ def test_tcp_files_are_read_as_the_same_sockets() -> None:
     """Ports, state, timer and inode of a line come out as netlink would tell them."""
     sockets = [*parse_tcp((PROC / "net/tcp").read_text())]
     assert len(sockets) == 15
-    assert sockets[0] == TcpSocket(TcpState.LISTEN, 0, 29500, 0, 0, 595058)
-    assert sockets[2] == TcpSocket(TcpState.TIME_WAIT, 3, 29500, 36228, 0, 0)
+    listens, waits = (29500, 0, TcpState.LISTEN, 0, 0), (29500, 36228, TcpState.TIME_WAIT, 3, 0)
+    assert (sockets[0][2:7], sockets[0].inode) == (listens, 595058)
+    assert (sockets[2][2:7], sockets[2].inode) == (waits, 0)
     sockets = [*parse_tcp((PROC / "net/tcp6").read_text())]
     expected = {
         TcpState.ESTABLISHED: 4,
