@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pynvml
 import pytest
 
 from dshealthd.core.collector import Context, Reason, SourceError
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome
-from dshealthd.nvml import codes
 from dshealthd.nvml.session import Session
 from tests.nvml.node import GPU_COLLECTORS, Node, nodes
 
@@ -429,18 +427,6 @@ def test_sentinels(node: Node) -> None:
     assert seen.value("gpu_compute_processes", gpu="1") == 2
     assert not seen.values("gpu_recovery_action", gpu="2")
     assert seen.value("gpu_up", gpu="1") == 1
-
-
-def test_why_a_library_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library that is there and is refused has the loader's reason beside NVML's own text."""
-    absent = pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-    text = "NVML says 'NVML Shared Library Not Found' (12)"
-    monkeypatch.setattr(codes, "LIBRARY", "libnvidia-ml-of-no-node.so.1")
-    assert codes.describe(absent) == text
-    broken = tmp_path / "libnvidia-ml.so.1"
-    broken.write_bytes(b"no library")
-    monkeypatch.setattr(codes, "LIBRARY", str(broken))
-    assert codes.describe(absent) == f"{text}: {broken}: file too short"
 
 
 def test_count_that_no_driver_has(tmp_path: Path) -> None:
