@@ -1,4 +1,1 @@
-"""One module per source of samples; every module in this package is registered.
-
-See `dshealthd.core.collector` for what a module holds.
-"""
+"""The collectors, a module for each source, registered by being here; see `core.collector`."""

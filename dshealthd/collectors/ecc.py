@@ -1,7 +1,4 @@
-"""GPU memory errors, from NVML.
-
-ECC error counts, their location, and the memory retired because of them.
-"""
+"""GPU memory errors from NVML: ECC counts, their location, and memory retired for them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Whether each GPU answers NVML, and its vital signs.
-
-Temperature, power, clocks and throttling, memory, utilization, modes.
-"""
+"""Whether each GPU answers NVML; temperature, power, clocks, throttling, memory, use, modes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Number of GPUs on the PCI bus, from sysfs, which NVML's count must match.
-
-Read in the agent, so that it survives a hung NVML.
-"""
+"""NVIDIA GPUs on the PCI bus, which NVML's count must match; read without NVML."""
 
 from __future__ import annotations
 

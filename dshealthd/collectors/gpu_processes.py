@@ -1,7 +1,4 @@
-"""Compute processes on every GPU, from NVML.
-
-Their number, and the ranks of training jobs among them.
-"""
+"""Compute processes on every GPU, from NVML, and the ranks of training jobs among them."""
 
 from __future__ import annotations
 
@@ -60,10 +57,6 @@ class GpuProcesses(GpuCollector):
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield the number of a GPU's compute processes."""
-        from dshealthd.nvml.processes import (  # loads pynvml, which must stay out of the agent
-            compute_processes,
-        )
-
-        if (pids := compute_processes(device)) is not None:
+        if (pids := device.compute_processes()) is not None:
             self._pids[gpu.labels] = pids
             yield PROCESSES(len(pids), *gpu.labels)

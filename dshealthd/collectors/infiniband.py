@@ -289,10 +289,7 @@ class Infiniband(Collector):
             yield Fault(part, Reason.MALFORMED, f"{place}: {error}")
 
     def _gone(self, names: list[str]) -> Iterator[Sample]:
-        """Yield the samples of InfiniBand ports that have disappeared.
-
-        Also forget the devices that are gone, with the files that they did not support.
-        """
+        """Yield the samples of ports that are gone, and forget the devices that are."""
         for name in self._devices.keys() - names:
             del self._devices[name]
         for labels, history in self._ports.items():

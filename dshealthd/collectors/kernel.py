@@ -1,9 +1,4 @@
-"""The kernel's state and settings.
-
-Uptime, load, threads and their limit, and the settings that training depends on.
-
-From `/proc/uptime`, `/proc/loadavg`, `/proc/sys` and `/sys`.
-"""
+"""Uptime, load, threads, and kernel settings that training needs; from `/proc` and `/sys`."""
 
 from __future__ import annotations
 
@@ -87,10 +82,7 @@ class Kernel(Collector):
     Options = every("15s")
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the kernel's load and settings, leaving out those that it lacks.
-
-        A file that cannot be read is a fault; the others are still read.
-        """
+        """Yield the load and the settings that the kernel has; a failed read is a fault."""
         yield from read_parts(
             {
                 "uptime": self._uptime,

@@ -224,7 +224,7 @@ class KernelLog(Collector):
     @property
     def descriptor(self) -> int | None:
         """The kernel log's own, so that new lines are read at once."""
-        return self._reader.descriptor if isinstance(self._reader, KernelLogReader) else None
+        return self._reader.descriptor
 
     def close(self) -> None:
         """Start saving the position in the kernel log, and close the log."""

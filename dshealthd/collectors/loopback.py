@@ -1,7 +1,4 @@
-"""A timed connection of the agent to itself over 127.0.0.1.
-
-If it fails, launchers and data loaders fail too.
-"""
+"""A timed connection of the agent to itself over 127.0.0.1; if it fails, launchers fail too."""
 
 from __future__ import annotations
 

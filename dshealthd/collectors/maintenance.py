@@ -69,10 +69,7 @@ class MaintenanceCollector(Collector):
     worker = Worker.STORAGE
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield whether the node is in maintenance.
-
-        A file that cannot be read or parsed makes this unknown, unless another one declares it.
-        """
+        """Yield whether the node is in maintenance; unknown if only a damaged file would say."""
         directory = self.context.state
         if directory is None:
             message = "a single collection reads no state"

@@ -58,10 +58,7 @@ _OOM_KILLS = re.compile(r"^oom_kill\b(.*)", re.MULTILINE)
 
 
 def parse_meminfo(text: str) -> Mapping[str, int]:
-    """Return the exported fields of `/proc/meminfo` that this kernel has.
-
-    Bytes if they have a unit, else counts. ValueError if malformed.
-    """
+    """Return the exported fields of `/proc/meminfo`, in bytes if they have a unit. ValueError."""
     fields = {}
     for name, rest in _MEMINFO.findall(text):
         value, *unit = rest.split()

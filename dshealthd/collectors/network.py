@@ -126,10 +126,7 @@ def parse_columns(text: str) -> list[int]:
 
 
 def speed_of(megabits: int) -> float | None:
-    """Return a network interface's speed in bytes per second, given Mb/s from its file `speed`.
-
-    None for the values that mean unknown.
-    """
+    """Return bytes per second, given Mb/s from a file `speed`; None where that means unknown."""
     return megabits * 1e6 / 8 if 0 < megabits <= _MAX_SPEED else None
 
 
@@ -185,9 +182,7 @@ class Network(Collector):
 
     @classmethod
     def absent(cls, options: Any, host: Host) -> str | None:
-        """Return why the collector is absent if there is no network interface to report, as in a
-        container with only one end of a veth pair.
-        """
+        """Return why the collector is absent: no interface, or one end of a veth pair alone."""
         root = host.sys(_CLASS)
         names = os.listdir(root) if os.path.isdir(root) else []
         if any(options.wants(name, f"{root}/{name}") for name in names):

@@ -1,7 +1,4 @@
-"""NVLinks of every GPU, from NVML.
-
-State and errors of each link, and the GPU's traffic over all links.
-"""
+"""NVLinks of every GPU from NVML: state and errors of each, and the traffic over all."""
 
 from __future__ import annotations
 

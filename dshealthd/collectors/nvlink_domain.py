@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.collector import News, gauge
 from dshealthd.core.result import fault_of
 from dshealthd.linux import imex
-from dshealthd.linux.daemons import daemon
 from dshealthd.linux.nvswitch import Switches, fabric_manager_enabled
+from dshealthd.linux.process import daemon
 from dshealthd.nvml.collector import GpuCollector
 from dshealthd.nvml.values import gpu_gauge, number
 

@@ -1,7 +1,4 @@
-"""Open files and locked memory, and their limits.
-
-For the system, the process closest to its limit, and the process of each job closest to its limit.
-"""
+"""Open files, locked memory and limits: of the system, and of the processes closest to them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The ports that training jobs rendezvous on: their sockets and listeners.
-
-Sockets that hold the ports, clients that connect to them, and orphaned listeners of earlier runs.
-"""
+"""Ports that jobs rendezvous on: sockets that hold them, their clients, orphaned listeners."""
 
 from __future__ import annotations
 
@@ -77,10 +74,7 @@ _CLIENT_STATES = (TcpState.SYN_SENT, TcpState.ESTABLISHED)
 
 
 def parse_ports(text: str) -> tuple[int, int]:
-    """Return the first and last rendezvous port of a range such as "29500-29600".
-
-    A single port is a range of one. ValueError if it is not a range.
-    """
+    """Return the first and last port of a range such as "29500-29600", or one port. ValueError."""
     match = _PORTS.fullmatch(text)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not UNPRIVILEGED <= low <= high <= MAX_PORT:
@@ -112,10 +106,7 @@ class RendezvousOptions(CollectorOptions):
 
 
 class RendezvousPorts(Collector):
-    """Requests only the ports of the range from the kernel if there are many sockets.
-
-    Searches for owners only while there are listeners.
-    """
+    """Requests only the range's ports if there are many sockets; owners only of listeners."""
 
     Options = RendezvousOptions
 

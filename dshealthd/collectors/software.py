@@ -1,7 +1,4 @@
-"""Versions of the software that training jobs use.
-
-On the node, in the configured Python environments, and in those that jobs run in.
-"""
+"""Versions of software: of the node, of configured Python environments, and of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,1 @@
-"""Readers of the Linux kernel's interfaces.
-
-`/proc`, `/sys`, netlink, the kernel log, and files of processes.
-"""
+"""Readers of the kernel's interfaces: `/proc`, `/sys`, netlink, its log, processes' files."""

@@ -155,9 +155,7 @@ def activity(host: Host, pid: int, start: int, thread: int | None = None) -> Act
 
 
 def demands(host: Host, pid: int) -> dict[int, float]:
-    """Return the seconds for which each thread of a process ran, or was runnable without a CPU, so
-    far; only of those that can be read.
-    """
+    """Return the seconds for which each thread ran or waited for a CPU so far, where readable."""
 
     def demand(place: str) -> tuple[int, float]:
         queue = parse_run_queue(read_bytes(f"{place}/schedstat", 4096))

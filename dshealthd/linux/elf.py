@@ -67,10 +67,7 @@ class Function(NamedTuple):
 
 
 def functions(descriptor: int, names: Collection[str]) -> dict[str, Function]:
-    """Return those of the named functions that a 64-bit ELF library exports.
-
-    OSError; struct.error or OverflowError if the file is cut or malformed.
-    """
+    """Return the named functions that a library exports. OSError, struct.error, OverflowError."""
     header, parts = _parts(descriptor)
     if not parts:
         return {}

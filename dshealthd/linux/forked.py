@@ -38,9 +38,7 @@ MOST = 64
 """Maximum number of concurrent processes; each spends most of its time waiting."""
 MAX_ANSWER = 4 << 20
 KILL_DEADLINE = 2.0
-"""Seconds after SIGKILL until a process counts as unkillable. On a node whose CPUs are all busy,
-one was still on its way out after 0.5 s.
-"""
+"""Seconds after SIGKILL until a process is unkillable; on a busy node one took over 0.5 s."""
 TICK = 0.2
 """Seconds between two calls of `on_tick`."""
 _MAX_NAME = 100

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.host import lines_of, read_existing
 from dshealthd.linux.sock_diag import TcpState
-from dshealthd.linux.tcp_sockets import parse_tcp
+from dshealthd.linux.tcp_tables import parse_tcp
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host

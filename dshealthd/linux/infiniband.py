@@ -1,7 +1,4 @@
-"""An InfiniBand or RoCE adapter in sysfs, and the history of its ports.
-
-For the meaning of each file see the kernel's `Documentation/ABI/stable/sysfs-class-infiniband`.
-"""
+"""An RDMA adapter in sysfs (the kernel's ABI/stable/sysfs-class-infiniband), and its ports."""
 
 from __future__ import annotations
 
@@ -25,10 +22,7 @@ _UNSUPPORTED = frozenset({errno.EINVAL, errno.EOPNOTSUPP, _ENOTSUPP})
 
 
 def read_attribute(place: str) -> bytes:
-    """Return the content of an adapter's sysfs attribute, in three system calls.
-
-    It is at most a page, so one read(2) returns all of it.
-    """
+    """Return the content of a sysfs attribute, at most a page, in three system calls."""
     descriptor = os.open(place, os.O_RDONLY)
     try:
         return os.read(descriptor, _PAGE)
@@ -66,10 +60,7 @@ class Adapter:
 
     @classmethod
     def at(cls, link: str, read: Callable[[str], bytes]) -> Adapter:
-        """Return the adapter that `/sys/class/infiniband/NAME` links to.
-
-        Reads only directories, for which the kernel does not call the driver.
-        """
+        """Return the adapter behind `/sys/class/infiniband/NAME`, without a call of its driver."""
         place = os.path.realpath(link)
         ports = tuple(_entries(f"{place}/ports"))
         return cls(os.path.basename(link), place, identity(place), ports, read)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read_bytes
+from dshealthd.core.host import read
 from dshealthd.linux.socket_owners import parse_inode
+from dshealthd.linux.tcp_tables import parse_end, parse_tcp
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host
@@ -17,22 +19,14 @@ MAX_DESCRIPTORS = 65536
 """Most descriptors of one process that are checked."""
 TABLE_LIMIT = 16 << 20
 """Bytes of the kernel's table, some 100,000 sockets; a longer one counts as IPv6."""
-_MAPPED = b"0000000000000000FFFF0000"
-_ANY = b"0" * 32
-_LOOPBACK = b"0" * 24 + b"01000000"
-_INODE = 9
+_ANY, _LOOPBACK = bytes(16), bytes(15) + b"\1"
+"""Addresses that the sockets of any process have."""
 
 
-def parse_bound(table: bytes) -> set[int]:
-    """Return the inodes of sockets in `/proc/<pid>/net/tcp6` that are bound to an IPv6 address."""
-    found = set()
-    for line in table.split(b"\n")[1:]:
-        fields = line.split()
-        if len(fields) > _INODE and fields[_INODE].isdigit():
-            local = fields[1].partition(b":")[0]
-            if local not in {_ANY, _LOOPBACK} and not local.startswith(_MAPPED):
-                found.add(int(fields[_INODE]))
-    return found
+def parse_bound(table: str) -> set[int]:
+    """Return the inodes of sockets in a `tcp6` that are bound to an IPv6 address. ValueError."""
+    rows = [(row.inode, parse_end(row.own).address) for row in parse_tcp(table)]
+    return {inode for inode, own in rows if len(own) == len(_ANY) and own not in (_ANY, _LOOPBACK)}
 
 
 def may_use_ipv6(host: Host, pid: int) -> bool:
@@ -40,12 +34,15 @@ def may_use_ipv6(host: Host, pid: int) -> bool:
     socket that is bound to an address of an interface. OSError if that is unknown.
     """
     try:
-        table = read_bytes(host.proc(f"{pid}/net/tcp6"), TABLE_LIMIT)
+        table = read(host.proc(f"{pid}/net/tcp6"), TABLE_LIMIT)
     except FileNotFoundError:
         return not os.path.exists(host.proc(f"{pid}/net/tcp"))  # a kernel without IPv6
     if len(table) >= TABLE_LIMIT:
         return True
-    bound = parse_bound(table)
+    try:
+        bound = parse_bound(table)
+    except (ValueError, ArithmeticError) as error:
+        raise OSError(errno.EINVAL, str(error)) from error
     if not bound:
         return False
     with os.scandir(host.proc(f"{pid}/fd")) as entries:

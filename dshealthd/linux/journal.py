@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import NotAvailable, Reason, SourceError
 from dshealthd.core.host import read
 from dshealthd.core.text import plural
-from dshealthd.linux.kmsg import CLOCK_EVERY, KernelLogRecord
+from dshealthd.linux.kmsg import CLOCK_EVERY, KernelLogRecord, LogReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -271,30 +271,23 @@ def _is_short(error: _Damaged | OSError) -> bool:
     return isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
-class JournalReader:
+class JournalReader(LogReader):
     """Reads the kernel's records from the journal continuously, every record once.
 
     A record's number is that of its entry, which other services' entries share: gaps are ordinary,
     and what journald itself has missed is not counted.
     """
 
-    lost = 0
-
     def __init__(self, host: Host, monotonic: Callable[[], float], position: int = 0) -> None:
         """Prepare to read from entry number `position` on. Nothing is opened yet."""
+        super().__init__(monotonic, position)
         self.host = host
-        self.position = position
-        """Least number of the next record."""
-        self.drained = False
-        """Whether the end of the journal has been reached."""
-        self._monotonic = monotonic
         self._directory = ""
         self._boot = b""
         self._files: dict[tuple[int, int], _File] = {}
         """By device and inode, as rotation renames files."""
         self._done: set[tuple[int, int]] = set()
         """Older files that have been read, or cannot be."""
-        self._newest = -1
         self._damage: list[str] = []
 
     def read(self, most: int, seconds: float) -> Iterator[KernelLogRecord]:
@@ -336,13 +329,6 @@ class JournalReader:
             message = f"cannot be read: {'; '.join(self._damage)}"
             self._damage.clear()
             raise SourceError(Reason.MALFORMED, message)
-
-    def behind(self) -> bool:
-        """Return whether all of the journal was read and ends before the position.
-
-        If so, the position does not belong to this journal.
-        """
-        return self.drained and 0 <= self._newest < self.position - 1
 
     def close(self) -> None:
         """Close the journal's files."""

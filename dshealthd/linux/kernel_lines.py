@@ -49,10 +49,7 @@ RECOVERY_ACTIONS = (
     "none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain",
     "bus_reset", "system_reboot",
 )  # fmt: skip
-"""Actions that Xid 154 requests, by the number in the line; its text varies with the driver.
-
-Numbers and names are those of nvmlDeviceGpuRecoveryAction_t.
-"""
+"""Actions by Xid 154's number, as of nvmlDeviceGpuRecoveryAction_t; its text varies."""
 _DEVICE = rf"[\w-]{{1,40}} (?P<pci>{_PCI}\.\d)"
 """A driver and its PCI device, as dev_printk begins a line."""
 _INTERFACE = r"(?P<interface>[\w.@-]{1,15})"
@@ -273,10 +270,7 @@ def xid(message: str) -> Xid | None:
 
 
 def xid_expression(codes: str) -> str:
-    """Return an expression for Xids, with the groups `pci`, `code` and, if the line has it, `pid`.
-
-    `codes` is an expression for their numbers.
-    """
+    """Return an expression for Xids of `codes`, with groups `pci`, `code` and perhaps `pid`."""
     return _XID_TEXT % codes + r"(?:pid='?(?P<pid>\d+))?"
 
 
@@ -327,10 +321,7 @@ class KernelEvent(NamedTuple):
 
 
 def event_expressions(name: str) -> list[str]:
-    """Return the expressions of one of `EVENTS`; a group `pci` is the device that a line names.
-
-    ValueError: there is no such event.
-    """
+    """Return the expressions of an event; a group `pci` is its device. ValueError: none such."""
     if name not in EVENTS:
         message = f"{name} is not an event of the kernel log"
         raise ValueError(message)

@@ -61,7 +61,28 @@ def parse(raw: bytes) -> KernelLogRecord:
     return KernelLogRecord(priority >> 3, sequence, microseconds / 1e6, fields[3] == b"-", text)
 
 
-class KernelLogReader:
+class LogReader:
+    """A log of numbered records, from which each is read once."""
+
+    descriptor: int | None = None
+    """Readable while there are new records; None if there is none open."""
+
+    def __init__(self, monotonic: Callable[[], float], position: int) -> None:
+        self.position = position
+        """Least number of the next record."""
+        self.lost = 0
+        """Records that were never read, where gaps in the numbers tell."""
+        self.drained = False
+        """Whether the end of the log has been reached since it was opened."""
+        self._monotonic = monotonic
+        self._newest = -1
+
+    def behind(self) -> bool:
+        """Return whether all was read and ends before the position, which is of another log."""
+        return self.drained and 0 <= self._newest < self.position - 1
+
+
+class KernelLogReader(LogReader):
     """Reads a kernel log continuously, every record once, and counts those it has missed."""
 
     def __init__(
@@ -72,18 +93,9 @@ class KernelLogReader:
         read: Callable[[int, int], bytes] = os.read,
     ) -> None:
         """Prepare to read from record `position` on, by a function like read(2)."""
+        super().__init__(monotonic, position)
         self.place = place
-        self.position = position
-        """Expected number of the next record."""
-        self.lost = 0
-        """Records that were never read: gaps in the numbers."""
-        self.drained = False
-        """Whether the end of the log has been reached since it was opened."""
-        self.descriptor: int | None = None
-        """Readable while there are new records; None if not open."""
-        self._monotonic = monotonic
         self._read = read
-        self._newest = -1
         self._failures = 0
         self._retry = 0.0
         self._trouble: OSError | None = None
@@ -127,13 +139,6 @@ class KernelLogReader:
                 yield record
             if not count % CLOCK_EVERY and self._monotonic() >= until:
                 return
-
-    def behind(self) -> bool:
-        """Return whether all of `/dev/kmsg` was read and ends before the position.
-
-        If so, the position does not belong to this log.
-        """
-        return self.drained and 0 <= self._newest < self.position - 1
 
     def close(self) -> None:
         """Close `/dev/kmsg`."""

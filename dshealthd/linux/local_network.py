@@ -109,10 +109,7 @@ def container_networks(host: Host) -> list[ipaddress.IPv4Network]:
 
 
 def interface_of(address: str, host: Host) -> str:
-    """Return this host's network interface that has `address`; `lo` if none has.
-
-    Raises ValueError if `address` is not an IP address.
-    """
+    """Return the interface that has `address`, `lo` if none has. ValueError: no IP address."""
     wanted = ipaddress.ip_address(address)
     if isinstance(wanted, ipaddress.IPv6Address):
         return _of_ipv6(wanted, host)

@@ -1,6 +1,4 @@
-"""GPUs on the PCI bus, from sysfs: NVIDIA's models, whether NVML is needed, and how GPUs and
-fabric adapters are connected, like `nvidia-smi topo -m`.
-"""
+"""NVIDIA's and AMD's GPUs on the PCI bus, from sysfs, and a topology as of `nvidia-smi topo`."""
 
 from __future__ import annotations
 

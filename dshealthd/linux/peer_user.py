@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
-import sys
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import lines_of, read
 from dshealthd.linux import sock_diag
 from dshealthd.linux.sock_diag import SocketEnd, TcpState
+from dshealthd.linux.tcp_tables import parse_end, parse_tcp, plain
 
 if TYPE_CHECKING:
     import socket
 
-
-_ESTABLISHED = "01"
 _LARGEST = 64 << 20
 """Most bytes of `/proc/net/tcp` that are read: some 400,000 sockets."""
 
@@ -50,36 +48,21 @@ def _from_kernel(here: SocketEnd, there: SocketEnd) -> int | None:
 def _from_files(here: SocketEnd, there: SocketEnd, procfs: str) -> int | None:
     ports = f":{there.port:04X} ", f":{here.port:04X} "
     for table in ("tcp", "tcp6"):
-        for line in lines_of(read(f"{procfs}/self/net/{table}", _LARGEST))[1:]:
-            if ports[0] not in line or ports[1] not in line:
-                continue  # skips most lines, at a hundredth of the cost
-            fields = line.split()
+        # Most lines are skipped at a hundredth of the cost.
+        lines = lines_of(read(f"{procfs}/self/net/{table}", _LARGEST))
+        for row in parse_tcp(
+            "\n".join(line for line in lines if all(end in line for end in ports))
+        ):
+            # Only a socket that a process holds has an inode.
             if (
-                fields[3] == _ESTABLISHED
-                and parse_end(fields[1]) == there
-                and parse_end(fields[2]) == here
-                and fields[9] != "0"  # the inode, which only a socket held by a process has
+                (row.state == TcpState.ESTABLISHED and row.inode)
+                and parse_end(row.own) == there
+                and parse_end(row.other) == here
             ):
-                return int(fields[7])
+                return row.uid
     return None
 
 
 def _end(name: tuple[str, int]) -> SocketEnd:
     """Return an end of a connection in normal form: IPv4 mapped to IPv6 becomes IPv4."""
-    return SocketEnd(_plain(ipaddress.ip_address(name[0].partition("%")[0])), name[1])
-
-
-def parse_end(text: str) -> SocketEnd:
-    """Return an end of a connection as `/proc/net/tcp` writes it: an address as words in native
-    byte order, and a port. ValueError if malformed.
-    """
-    words, _, port = text.partition(":")
-    raw = bytes.fromhex(words)
-    if sys.byteorder == "little":
-        raw = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
-    return SocketEnd(_plain(ipaddress.ip_address(raw)), int(port, 16))
-
-
-def _plain(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bytes:
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).packed
+    return SocketEnd(plain(ipaddress.ip_address(name[0].partition("%")[0])), name[1])

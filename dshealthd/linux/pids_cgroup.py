@@ -35,10 +35,7 @@ class Tasks(NamedTuple):
 
 
 def parse_pids_path(text: str) -> str | None:
-    """Return the directory, below `/sys/fs/cgroup`, of the cgroup that counts a process's tasks.
-
-    None if there is neither a v2 line nor one of v1's pids controller.
-    """
+    """Return the cgroup, below `/sys/fs/cgroup`, that counts a process's tasks, or None."""
     unified = None
     for line in lines_of(text):
         _, controllers, path = (*line.split(":", 2), "", "")[:3]

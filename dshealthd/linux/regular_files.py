@@ -39,10 +39,7 @@ class Irregular(OSError):
 
 
 def open_entry(directory: int, name: str) -> int:
-    """Return a descriptor of a regular file in an open directory; follow no link. OSError.
-
-    Uses the caller's current rights: within `assumed`, those of a user.
-    """
+    """Return a regular file in an open directory, with the caller's rights, by no link. OSError."""
     return _open_file(name, os.O_NOFOLLOW, directory)
 
 

@@ -1,6 +1,4 @@
-"""What protects a node: the files of its firewall, for comparison between nodes, and SELinux'
-mode.
-"""
+"""A node's protection: its firewall's files, to compare nodes, and SELinux' mode."""
 
 from __future__ import annotations
 
@@ -34,10 +32,7 @@ _MODES = {"0": "permissive", "1": "enforcing"}
 
 
 def firewall_configuration(host: Host) -> str:
-    """Return the files of nftables, iptables, ufw and firewalld, without comments; empty for none.
-
-    Rules stay in their order, which matters. OSError.
-    """
+    """Return the rules of nftables, iptables, ufw and firewalld in order; empty for none."""
     return "\n".join(
         f"{path}:\n{text}" for path in _paths(host) if (text := _rules(host.root(path))) is not None
     )

@@ -293,10 +293,7 @@ def dump(
 
 
 def bytes_moved(states: int, budget: float) -> dict[int, int]:
-    """Return the bytes that each socket of this network namespace has sent and received, by inode.
-
-    Arguments and errors as for `dump`.
-    """
+    """Return the bytes that each socket has sent and received, by inode; otherwise as `dump`."""
     found = dump(states, None, budget, moved=True)
     return {one.inode: one.moved for one in found if one.inode}
 

@@ -1,6 +1,4 @@
-"""Owners of sockets: processes, found by inode in `/proc/<pid>/fd`, a few milliseconds at a
-time.
-"""
+"""Owners of sockets, found by inode in `/proc/<pid>/fd`, a few milliseconds at a time."""
 
 from __future__ import annotations
 

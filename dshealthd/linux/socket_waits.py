@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.host import lines_of, read
 from dshealthd.linux.local_network import local_ports
-from dshealthd.linux.peer_user import parse_end
 from dshealthd.linux.process import open_files
+from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.socket_owners import parse_inode
+from dshealthd.linux.tcp_tables import parse_end, parse_tcp
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from dshealthd.core.host import Host
     from dshealthd.linux.sock_diag import SocketEnd
+    from dshealthd.linux.tcp_tables import TcpRow
 
 _RECEIVE, _POLL, _EPOLL, _SELECT = "receive", "poll", "epoll", "select"
 _CALLS = {
@@ -48,7 +50,6 @@ MOST = 64
 """Most descriptors of a poll that are read: a client waits for the connections of one request."""
 TABLE = 4 << 20
 """Most bytes of a table of connections that are read: some 25,000 sockets, 40 ms."""
-_ESTABLISHED, _LISTEN = "01", "0A"
 TERMINAL = "input from a terminal"
 """Whom a process waits for at a prompt, such as a debugger's in its own program."""
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
@@ -73,9 +74,9 @@ def peers_awaited(host: Host, pids: Iterable[int]) -> dict[int, SocketEnd | str]
                     found[pid] = TERMINAL
                 elif (inode := parse_inode(target)) is not None:
                     wanted[inode] = pid
-    for _, there, state, queues, inode in _table(host, wanted.values()):
-        if inode in wanted and state == _ESTABLISHED and not int(queues[:8], 16):
-            found.setdefault(wanted[inode], parse_end(there))
+    for row in _table(host, wanted.values()):
+        if row.inode in wanted and row.state == TcpState.ESTABLISHED and not row.unacknowledged:
+            found.setdefault(wanted[row.inode], parse_end(row.other))
     return found
 
 
@@ -89,9 +90,9 @@ def ports_served(host: Host, pids: Collection[int], most: int) -> Iterator[tuple
     with contextlib.suppress(OSError, ValueError, ArithmeticError):
         assigned = local_ports(host)
         ports = {
-            inode: port
-            for here, _, state, _, inode in _table(host, pids)
-            if state == _LISTEN and (port := parse_end(here).port) not in assigned
+            row.inode: row.port
+            for row in _table(host, pids)
+            if row.state == TcpState.LISTEN and row.port not in assigned
         }
         if not ports:
             return
@@ -106,14 +107,12 @@ def _links(host: Host, pid: int) -> Iterator[str]:
         yield from open_files(host, pid)
 
 
-def _table(host: Host, pids: Iterable[int]) -> Iterator[tuple[str, str, str, str, int]]:
-    """Yield the sockets of these processes' network: both ends, state, queues, inode."""
+def _table(host: Host, pids: Iterable[int]) -> Iterator[TcpRow]:
+    """Yield the sockets of these processes' network namespace."""
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, ArithmeticError):
             for table in ("tcp", "tcp6"):
-                for line in lines_of(read(host.proc(f"{pid}/net/{table}"), TABLE))[1:]:
-                    _, here, there, state, queues, _, _, _, _, number, *_ = line.split()
-                    yield here, there, state, queues, int(number)
+                yield from parse_tcp(read(host.proc(f"{pid}/net/{table}"), TABLE))
         return
 
 

@@ -15,9 +15,7 @@ STARVED = "starved"
 TICK = 0.1
 """Seconds between checks that the loop runs; costs some 20 µs of CPU per second."""
 LAG = 0.5
-"""Seconds that a loop may run late. Answers take milliseconds and deadlines are 1 s or longer, so
-what remains of a deadline is plenty.
-"""
+"""Seconds that a loop may run late: answers take milliseconds, deadlines are 1 s or longer."""
 QUEUED = 1.0
 """Seconds on the run queue below which a process cannot have missed a deadline of 3 s or longer."""
 SHARE = 2.0
@@ -102,8 +100,6 @@ def run_queue(pid: int | str) -> RunQueue | None:
 
 
 def starved_seconds() -> float | None:
-    """Return the seconds that the calling thread was starved (runnable without a CPU) since it
-    started; None if the kernel does not report it.
-    """
+    """Return the seconds for which this thread was runnable without a CPU; None if unknown."""
     queue = run_queue("thread-self")
     return None if queue is None else queue.waiting

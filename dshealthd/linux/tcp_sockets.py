@@ -18,9 +18,10 @@ from dshealthd.core.collector import Reason, SourceError
 from dshealthd.core.host import lines_of, read, read_existing
 from dshealthd.linux import sock_diag
 from dshealthd.linux.sock_diag import EVERY_STATE, TcpSocket, TcpState
+from dshealthd.linux.tcp_tables import parse_tcp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from dshealthd.core.collector import Context
 
@@ -74,36 +75,8 @@ def parse_sockstat(sockstat: str, sockstat6: str = "") -> SocketCounts:
     return SocketCounts(time_wait, in_use)
 
 
-def parse_tcp(text: str) -> Iterator[TcpSocket]:
-    """Yield the sockets of `/proc/net/tcp` or `tcp6`.
-
-    ValueError names a malformed line.
-    """
-    for line in lines_of(text):
-        if line.lstrip().startswith("sl "):  # the heading
-            continue
-        try:
-            _, source, destination, state, _, timer, _, uid, _, inode, *_ = line.split()
-            yield TcpSocket(
-                int(state, 16),
-                int(timer.partition(":")[0], 16),
-                int(source.rpartition(":")[2], 16),
-                int(destination.rpartition(":")[2], 16),
-                int(uid),
-                int(inode),
-            )
-        except (ValueError, ArithmeticError) as error:
-            message = f"not a socket: {line[:60]!r}"
-            raise ValueError(message) from error
-
-
 class Sockets:
-    """Reads sockets, at most once per round of collection.
-
-    Shared through `context.shared(Sockets)`.
-
-    Its methods raise OSError and SourceError.
-    """
+    """Reads sockets once per round, shared by `context.shared`. OSError and SourceError."""
 
     def __init__(self, context: Context, cpu_time: Callable[[], float] = time.thread_time) -> None:
         """`cpu_time` is this thread's CPU time in seconds."""
@@ -128,10 +101,7 @@ class Sockets:
         return self._once("active", self._read_active)[1]
 
     def time_wait_ports(self, first: int, last: int) -> Sequence[int]:
-        """Return the source ports from first to last of the sockets in TIME_WAIT, one per socket.
-
-        If there are many, the result may be up to `HOLD` old.
-        """
+        """Return the ports of sockets in TIME_WAIT, one for each; of many, up to `HOLD` old."""
         return self._once((first, last), lambda: self._read_time_wait_ports(first, last))
 
     def _once(self, key: object, read: Callable[[], T]) -> T:
@@ -224,7 +194,11 @@ class Sockets:
                 f"more than {MAX_FROM_FILES} sockets in {self._host.proc('net/tcp')} or tcp6",
             )
         try:
-            return [found for text in texts for found in parse_tcp(text)]
+            return [
+                TcpSocket(row.state, row.timer, row.port, row.peer_port, row.uid, row.inode)
+                for text in texts
+                for row in parse_tcp(text)
+            ]
         except (ValueError, ArithmeticError) as error:
             raise SourceError(
                 Reason.MALFORMED, f"{self._host.proc('net/tcp')} or tcp6: {error}"
@@ -232,10 +206,7 @@ class Sockets:
 
 
 def _own(namespace: str) -> bool:
-    """Return whether a `/proc` shows the sockets of this process's network namespace.
-
-    False for a fixture or another machine's `/proc`.
-    """
+    """Return whether a `/proc` shows this process's network namespace, as no fixture does."""
     try:
         return os.readlink(namespace) == os.readlink("/proc/self/ns/net")
     except OSError:

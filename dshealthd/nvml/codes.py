@@ -80,9 +80,7 @@ def reason_of_code(code: int) -> Reason:
 
 
 def describe(error: pynvml.NVMLError) -> str:
-    """Return NVML's own text for an error, with its code; for a library that is there and cannot be
-    loaded the reason too, which pynvml drops.
-    """
+    """Return NVML's text and code, and why a library cannot be loaded, which pynvml drops."""
     text = f"NVML says {str(error).rstrip('.')!r} ({error.value})"
     if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND and (problem := _refused(LIBRARY)):
         text += f": {problem}"

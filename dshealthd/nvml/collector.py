@@ -1,7 +1,4 @@
-"""Base of the NVML collectors: when they are absent, and how they visit each GPU.
-
-Imports no pynvml.
-"""
+"""Base of the NVML collectors: absence, and visits of each GPU. Imports no pynvml."""
 
 from __future__ import annotations
 

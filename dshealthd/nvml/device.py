@@ -17,7 +17,7 @@ from dshealthd.core.collector import Fault, NotAvailable, Reason, SourceError
 from dshealthd.core.text import plural
 from dshealthd.nvml import codes
 from dshealthd.nvml.fields import Batch
-from dshealthd.nvml.values import Fields, number
+from dshealthd.nvml.values import MAX_PROCESSES, Fields, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +39,7 @@ _SPENT_AT_MOST = 2.0
 
 Past the deadline the worker would be killed and the whole GPU quarantined because of one call.
 """
+_PROCESSES = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
 
 
 class DeviceError(SourceError):
@@ -53,6 +54,20 @@ class ReadingEnded(Exception):
 def _named(name: str | int) -> Any:
     """Return the pynvml attribute of this name, None if it is lacking; numbers unchanged."""
     return getattr(pynvml, name, None) if isinstance(name, str) else name
+
+
+def _processes(name: str, handle: Any) -> tuple[int, Any]:
+    """Return the number of processes that the driver gives, and the array that it has filled."""
+    function = getattr(pynvml.nvmlLib, name, None)
+    if function is None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    array = (pynvml.c_nvmlProcessInfo_v2_t * MAX_PROCESSES)()  # version 3 has the same layout
+    count = ctypes.c_uint(MAX_PROCESSES)
+    code = function(handle, ctypes.byref(count), array)
+    too_many = code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE and count.value > MAX_PROCESSES
+    if code != pynvml.NVML_SUCCESS and not too_many:
+        raise pynvml.NVMLError(code)
+    return count.value, array
 
 
 class Device:
@@ -120,10 +135,7 @@ class Device:
         return value
 
     def count(self, what: str, value: float | None, most: int) -> int | None:
-        """Return a count that the driver gave for `what`, None if it is unknown.
-
-        One that is no whole number from 0 to `most` is noted and unknown.
-        """
+        """Return a driver's count; one that is no whole number from 0 to `most` is noted: None."""
         if value is None:
             return None
         if not 0 <= value <= most or value != int(value):
@@ -157,6 +169,23 @@ class Device:
             self._failed(error, key, started)
         except UnicodeDecodeError as error:
             self._record(Reason.MALFORMED, f"{key[0]}: {error}")
+        return None
+
+    def compute_processes(self) -> list[int] | None:
+        """Return the pids of the compute processes on this device; None as `query` does.
+
+        pynvml's own function allocates whatever length the driver gives, twice over.
+        """
+        noted = len(self.notes)
+        for name in _PROCESSES:
+            answer = self.perform((name,), functools.partial(_processes, name, self.handle))
+            if answer is None:
+                continue
+            del self.notes[noted:]  # of a newer function that this driver lacks
+            given, array = answer
+            if self.count(name, given, MAX_PROCESSES) is None:
+                return None
+            return [process.pid for process in array[:given]]
         return None
 
     def inforom_valid(self) -> bool | None:

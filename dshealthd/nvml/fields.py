@@ -34,9 +34,7 @@ _UINT = 0xFFFFFFFF
 
 
 def decode_value(kind: int, raw: int) -> float | None:
-    """Return the number in a field value's union `nvmlValue_t`, or None for a sentinel, a value
-    that is not finite, or an unknown type.
-    """
+    """Return the number in an `nvmlValue_t`; None for a sentinel, no finite value, or no type."""
     if kind == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT:
         return None if raw & _UINT == _UINT else raw & _UINT
     if kind in (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG):

@@ -35,10 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 REFRESH = 60.0
-"""Seconds until GPUs are listed again, and until NVML is reopened if something is wrong.
-
-Only reopening reveals a GPU that came back.
-"""
+"""Seconds until GPUs are listed again, and NVML is reopened to find one that came back."""
 FROZEN_SECONDS, FROZEN_SWEEPS = 10.0, 3
 """For how long, and in how many sweeps, an energy counter may stay unchanged."""
 SIGNS_OF_LIFE = (
@@ -174,10 +171,7 @@ class Session:
         self._recognize()
 
     def _counted(self, count: int) -> int:
-        """Return the number of GPUs in NVML's list, for which NVML gives `count`.
-
-        If that is more than any driver has, the number is the last one, or that of the PCI bus.
-        """
+        """Return how many GPUs NVML lists: `count`; if none has so many, the last, or the bus's."""
         self.fault = None
         if count <= MAX_GPUS:
             return count

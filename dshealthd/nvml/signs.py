@@ -40,11 +40,7 @@ class Signs:
         self._seen: dict[str, list[float | None]] = {}
 
     def update(self, uuid: str, device: Device) -> None:
-        """Read one GPU's signs in one call, and report those that changed.
-
-        A failed read is neither a change nor a fault here: the collector that exports the value
-        reports it.
-        """
+        """Read a GPU's signs, and report changes; whoever exports a value reports failures."""
         noted = len(device.notes)
         links = device.keep(
             (LINK_COUNT,), lambda: device.count(LINK_COUNT, device.fields(_COUNT)[0], MAX_LINKS)

@@ -48,9 +48,7 @@ def test_what_the_kernel_says(timex: Timex, values: tuple[float, ...]) -> None:
 
 
 def test_refused() -> None:
-    """A filter of system calls that refuses adjtimex is an error with its reason, not an
-    unsynchronized clock.
-    """
+    """Where adjtimex is refused, that is an error, not an unsynchronized clock."""
 
     def refuse() -> Timex:
         raise PermissionError(errno.EPERM, "adjtimex: Operation not permitted")
@@ -70,16 +68,11 @@ PERL = """
     my ($modes, $offset, $frequency, $maximum, $estimated, $status) = unpack("L x4 q4 l", $timex);
     print "$state $status $maximum";
 """
-"""Asks the kernel by way of syscall(), which shares no code with ours.
-
-The layout is that of 64-bit Linux.
-"""
+"""Asks the kernel by syscall(), which shares no code with ours; layout of 64-bit Linux."""
 
 
 def test_against_another_caller() -> None:
-    """This machine's state, status and maximum error are what another program gets from the
-    kernel.
-    """
+    """This machine's state, status and maximum error are what another program gets."""
     number, perl = ADJTIMEX.get(os.uname().machine), shutil.which("perl")
     if number is None or perl is None:
         pytest.skip("no perl, or the number of the system call is not known here")

@@ -1,7 +1,4 @@
-"""Space, inodes and write tests of paths.
-
-On this machine's file systems, on full, read-only and frozen ones.
-"""
+"""Space, inodes and write tests of paths: of this machine, full, read-only and frozen."""
 
 from __future__ import annotations
 
@@ -95,10 +92,7 @@ def test_all_paths_missing(tmp_path: Path) -> None:
 
 
 def test_paths_of_a_host_below_a_root(tmp_path: Path) -> None:
-    """In a container, paths are looked up below the host's root and named as the host names them.
-
-    Mounts are those of process 1.
-    """
+    """Paths are looked up below a container's host, by its names and process 1's mounts."""
     with tmpfs(tmp_path / "host", "size=1m,nr_inodes=100"):
         (tmp_path / "host" / "data").mkdir()
         mounts(tmp_path / "proc", "/ ext4 rw", "/data nfs4 ro")

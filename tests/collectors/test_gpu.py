@@ -1,7 +1,4 @@
-"""The collectors of GPUs together.
-
-Their exposition on four generations of parts, their number of series, their cost.
-"""
+"""The collectors of GPUs together: exposition on four generations, series, cost."""
 
 from __future__ import annotations
 
@@ -100,9 +97,7 @@ def test_series_are_few(tmp_path: Path, profile: str) -> None:
 
 
 def test_throttle_bits_are_those_of_pynvml() -> None:
-    """The bits that the declaration writes out are pynvml's, each under its own name, which for two
-    of them is the old one.
-    """
+    """The declared bits are pynvml's, each under its own name; two have the old one."""
     import pynvml
 
     for name, bit in THROTTLE_REASONS.items():

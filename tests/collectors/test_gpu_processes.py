@@ -22,9 +22,7 @@ def test_older_drivers(tmp_path: Path) -> None:
 
 
 def test_ranks_of_jobs(tmp_path: Path) -> None:
-    """A real process with a launcher's environment is told as its rank on the GPUs that it has a
-    context on, until it ends.
-    """
+    """A real process of a launcher is told as its rank on its GPUs, until it ends."""
     job = {**os.environ, **TORCH, "RANK": "5", "SLURM_JOB_ID": "77"}
     with Node(tmp_path, gpus=3) as node:
         with subprocess.Popen(

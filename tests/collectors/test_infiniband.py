@@ -1,7 +1,4 @@
-"""InfiniBand and RoCE ports from a tree like /sys.
-
-Two ConnectX-7, a RoCE port, a port that is down, an adapter without counters.
-"""
+"""Ports of five adapters as in /sys: InfiniBand, RoCE, one down, one without counters."""
 
 from __future__ import annotations
 
@@ -83,9 +80,7 @@ def up(result: CollectionResult) -> Mapping[str, float]:
 
 
 def test_as_node_exporter_reads_it(bench: Adapters) -> None:
-    """What node_exporter reports of the same tree is what this collector reports, where both have a
-    value.
-    """
+    """Where both have a value, node_exporter reports the same of the same tree."""
     program = shutil.which("prometheus-node-exporter")
     if program is None:
         pytest.skip("node_exporter is not installed")
@@ -162,9 +157,7 @@ def test_refused_files_are_asked_for_once(bench: Adapters, number: int) -> None:
 
 
 def test_not_available_text_is_no_number(bench: Adapters) -> None:
-    """Counters that read "N/A (no PMA)" give neither zeros nor faults, are read once, and the port
-    is reported all the same.
-    """
+    """Counters of "N/A (no PMA)" are no zeros or faults and read once; the port is there."""
     for _ in range(2):
         result = bench.collect()
         assert not result.faults
@@ -196,9 +189,7 @@ def test_odd_device_leaves_the_others_alone(bench: Adapters) -> None:
 
 
 def test_malformed_files(bench: Adapters) -> None:
-    """A number, a state or a rate that cannot be read is a fault that names the file, and no
-    value.
-    """
+    """A number, state or rate that cannot be read is a fault that names the file."""
     bench.reads.answers = {
         "mlx5_0/ports/1/counters/symbol_error": b"many\n",
         "mlx5_1/ports/1/state": b"ACTIVE\n",
@@ -225,9 +216,7 @@ def test_nothing_can_be_read(bench: Adapters) -> None:
 
 
 def test_unknown_states(bench: Adapters) -> None:
-    """A state that a later kernel may know is shown as unknown, and the port does not count as
-    up.
-    """
+    """A state that a later kernel may know is unknown, and the port is not up."""
     bench.write(f"{PORT_1}/phys_state", "0: <unknown>")
     bench.write("class/infiniband/mlx5_0/ports/1/state", "9: RESTING")
     result = bench.collect()
@@ -251,9 +240,7 @@ def test_unknown_states(bench: Adapters) -> None:
     pytest.param([(True, 9), (True, 2)], 2, id="counter cleared and grown"),
 ])  # fmt: skip
 def test_flaps(samples: list[tuple[bool, int | None]], flaps: int) -> None:
-    """Each time a port leaves ACTIVE counts once, whether the state shows it, `link_downed`, or
-    both.
-    """
+    """Each time a port leaves ACTIVE counts once, by its state, `link_downed`, or both."""
     history = PortHistory()
     for active, downed in samples:
         history.observe(active=active, downed=downed)
@@ -338,9 +325,7 @@ def test_excluded_devices(base: Path) -> None:
 
 
 def test_quarantined_device_is_not_touched(bench: Adapters) -> None:
-    """A device under quarantine gives its fault, no file of it is read, and if it vanishes it is
-    known to be gone.
-    """
+    """A device under quarantine gives its fault and is not read; it may still vanish."""
     bench.hung = {"infiniband mlx5_1": Reason.STUCK}
     result = bench.collect()
     assert result.outcome is CollectionOutcome.OK
@@ -352,9 +337,7 @@ def test_quarantined_device_is_not_touched(bench: Adapters) -> None:
 
 
 def test_description_is_refreshed(bench: Adapters) -> None:
-    """A network interface that was renamed is shown by its new name after five minutes, without
-    being asked for each time.
-    """
+    """An interface that was renamed has its new name after five minutes, and no read before."""
     bench.collect()
     net = (bench.sysfs / "class/infiniband/mlx5_0/device/net").resolve()
     (net / "ibp24s0").rename(net / "fabric0")

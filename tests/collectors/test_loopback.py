@@ -1,7 +1,4 @@
-"""The agent's connection to itself.
-
-How it ends in namespaces where it cannot work, and that it leaves nothing behind.
-"""
+"""The agent's connection to itself, where it cannot work too; it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -58,9 +55,7 @@ def test_a_working_loopback_is_up() -> None:
 
 
 def test_nothing_is_left_behind() -> None:
-    """After a hundred connections there is no socket in any state, TIME_WAIT least of all, and no
-    descriptor more than before.
-    """
+    """A hundred connections leave no socket in any state, and no descriptor."""
     with network_namespace():
         agent = Bench("loopback")
         before = len(os.listdir("/proc/self/fd"))

@@ -12,9 +12,7 @@ from tests.collectors.bench import Bench, value, write
 
 
 def test_this_machine() -> None:
-    """Total and available memory are what psutil says in the same moment, to within what changes
-    between the two.
-    """
+    """Total and available memory are about what psutil says in the same moment."""
     result, theirs = Bench("memory").collect(), psutil.virtual_memory()
     assert value(result, memory.TOTAL) == theirs.total
     assert value(result, memory.AVAILABLE) == pytest.approx(theirs.available, rel=0.05)

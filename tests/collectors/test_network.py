@@ -89,9 +89,7 @@ def test_include_and_exclude(root: Path) -> None:
 
 
 def test_absent(root: Path, tmp_path: Path) -> None:
-    """A machine without such an interface says so, before a worker starts for it, and in the
-    collector too.
-    """
+    """A machine without such an interface says so, before a worker starts, and after."""
     host = Host(procfs=root / "proc", sysfs=root / "sys")
     assert Network.absent(NetworkOptions(), host) is None
     nothing = NetworkOptions(exclude=("*",))
@@ -103,9 +101,7 @@ def test_absent(root: Path, tmp_path: Path) -> None:
 
 
 def test_speed_is_read_when_the_carrier_changes(bench: Interfaces) -> None:
-    """The speed of an interface that is up is read at first, when its carrier has changed, and once
-    a minute; the value stays between.
-    """
+    """The speed is read at first, when the carrier has changed, and once a minute."""
     for seconds, changes, speed, asked in (
         (0, "4", 25e9, ASKED),
         (59, "4", 25e9, set()),
@@ -216,9 +212,7 @@ def test_interface_vanishes_and_returns(bench: Interfaces) -> None:
 
 
 def test_against_ip() -> None:
-    """On this machine, traffic, MTU and state are what `ip` gets over netlink just before and just
-    after.
-    """
+    """Traffic, MTU and state of this machine are what `ip` gets just before and after."""
     host = Host()
     if Network.absent(NetworkOptions(), host) is not None or shutil.which("ip") is None:
         pytest.skip("no interface with hardware, or no ip")

@@ -109,9 +109,7 @@ def test_nvlink_5_with_the_older_counters(tmp_path: Path) -> None:
 
 
 def test_links_of_a_gpu(tmp_path: Path) -> None:
-    """The worst link's ratio is the GPU's; those that are up are counted while each tells, and no
-    GPU has more than 36.
-    """
+    """The worst link's ratio; how many are up, while each tells; at most 36."""
     with Node(tmp_path, profile="b200", gpus=1) as node:
         node.simulator.set(0, "nvlink3_effective_ber", 0x50C)
         node.simulator.set(0, "nvlink4_effective_ber", 0x30B)

@@ -150,9 +150,7 @@ def configure(directory: Path, port: int, *nodes: str) -> None:
 
 
 def test_imex(rack: Node, tmp_path: Path) -> None:
-    """The service is there, or not, and listens, or not; where nobody lists nodes it is not
-    judged.
-    """
+    """The service runs or not, listens or not; without nodes it is not judged."""
     seen = rack.collect("nvlink_domain")
     assert (seen.value("imex_nodes"), seen.value("imex_channels")) == (0, 0)
     assert not seen.values("imex_running")
@@ -191,9 +189,7 @@ def test_process_of_a_user_is_not_the_service(rack: Node, tmp_path: Path) -> Non
 
 
 def test_imex_that_cannot_be_known(rack: Node, tmp_path: Path) -> None:
-    """Hidden processes and a broken setting are faults with a reason, and no service that is
-    down.
-    """
+    """Hidden processes and a broken setting are faults, and no service that is down."""
     configure(tmp_path, 0, "10.0.0.1", "10.0.0.2")
     for hidden in ("sh\n", None):  # a container's; hidepid
         (tmp_path / "proc/2/comm").unlink()
@@ -246,9 +242,7 @@ def test_switches_of_a_virtual_machine(board: Node) -> None:
 
 
 def test_fabric_manager_that_cannot_be_known(board: Node, tmp_path: Path) -> None:
-    """Hidden processes, or a look at it that hung before, are faults, and no daemon that is
-    down.
-    """
+    """Hidden processes, or a look that hung before, are faults; no daemon is down."""
     reason = {"Fabric Manager": Reason.STUCK}
     seen = board.collect("nvlink_domain", blocked=reason)
     assert not seen.values("fabric_manager_running")

@@ -38,9 +38,7 @@ def real() -> Bench:
 
 
 def test_system_wide(real: Bench) -> None:
-    """The count of the whole system is the kernel's own, to within what other processes do
-    meanwhile.
-    """
+    """The system's count is the kernel's own, but for what others do meanwhile."""
     before = parse_file_nr(read("/proc/sys/fs/file-nr"))
     found = named(real.collect())
     after = parse_file_nr(read("/proc/sys/fs/file-nr"))
@@ -53,9 +51,7 @@ def test_system_wide(real: Bench) -> None:
 
 
 def test_real_job(real: Bench) -> None:
-    """Of two real ranks, the one that has fewer files left is told, though the other has more open;
-    memory limits likewise.
-    """
+    """Of two real ranks, the one with fewer files left is told; of memory likewise."""
     program = (
         "import os, resource, sys\nlimit, held, locked = map(int, sys.argv[1:])\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))\n"
@@ -93,9 +89,7 @@ def test_worst_of_all_processes(real: Bench) -> None:
 @pytest.mark.skipif(not os.stat("/proc/self/fd").st_size, reason="takes Linux 6.2")
 @pytest.mark.parametrize("limit", [0, 1])
 def test_a_sandbox_is_not_the_worst_of_all(real: Bench, limit: int) -> None:
-    """A process that has lowered its limit below what it has open, to open nothing more, hides no
-    other process.
-    """
+    """A process with more open than its limit, to open nothing more, hides no other."""
     with child(f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))"):
         found = named(real.collect())
     assert found["open_files_limit", "process", ""] > limit

@@ -1,7 +1,4 @@
-"""The rendezvous ports and who listens there.
-
-On a fixture, against `ss`, and with a real orphan.
-"""
+"""The rendezvous ports on a fixture, against `ss`, and with a real orphan."""
 
 from __future__ import annotations
 
@@ -81,18 +78,14 @@ def process(
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """Give a `/proc` whose listeners have the inodes 595058, 595073 and 595087, with a systemd and
-    no owners yet.
-    """
+    """Give a `/proc` with listeners 595058, 595073 and 595087, systemd, and no owners."""
     shutil.copytree(FIXTURES / "tcp/proc", tmp_path, dirs_exist_ok=True)
     process(tmp_path, 1, 0, "systemd")
     return tmp_path
 
 
 def test_fixture(proc: Path) -> None:
-    """An orphan of systemd, a child of its launcher and a listener of nobody to be found, each with
-    its age; clients are told apart.
-    """
+    """An orphan, a launcher's child and a listener of nobody, with their ages, and clients."""
     process(proc, 4000, 1, "python3", (111, 595058), started=1000_00, environ="RANK=0 PATH=/bin")
     process(proc, 5000, 1, "torchrun")
     process(proc, 5001, 5000, "pt_main (x) y", (595073,), started=86000_00)
@@ -109,9 +102,7 @@ def test_fixture(proc: Path) -> None:
 
 
 def orphaned(proc: Path) -> str:
-    """Return how the only listener that has an owner is called by an agent that has just
-    started.
-    """
+    """Return what a new agent calls the only listener that has an owner."""
     values = Agent(proc).look()
     labels = [label for label in ("true", "false", "unknown") if values["listeners", label] == 1]
     return labels[0] if labels else "unknown"
@@ -155,9 +146,7 @@ def test_a_parent_lost_under_our_eyes_makes_an_orphan(proc: Path) -> None:
 
 
 def test_a_socket_that_changes_hands_is_followed(proc: Path) -> None:
-    """When the owner ends and a child has kept the socket, as data loaders do, the child is found,
-    and what it is.
-    """
+    """When the owner ends and a child has kept the socket, the child is found."""
     process(proc, 900, 1, "launcher")
     process(proc, 4000, 900, "python3", (595058,))
     agent = Agent(proc)
@@ -171,9 +160,7 @@ def test_a_socket_that_changes_hands_is_followed(proc: Path) -> None:
 
 
 def test_an_owner_that_cannot_be_seen_is_unknown(proc: Path) -> None:
-    """Without the right to look into a process, its listener is neither an orphan nor healthy, and
-    nothing fails.
-    """
+    """Without the right to look, a listener is neither an orphan nor healthy."""
     process(proc, 4000, 900, "python3")
     shutil.rmtree(proc / "4000/fd")
     (proc / "4000/fd").write_text("no directory: it cannot be listed")
@@ -220,9 +207,7 @@ def test_a_search_goes_on_from_round_to_round(proc: Path) -> None:
 
 
 def test_a_search_in_vain_rests(proc: Path) -> None:
-    """A listener whose owner was not found is searched for again after a minute, not in each round;
-    a new one at once.
-    """
+    """A listener without owner is searched for again after a minute; a new one at once."""
     agent = Agent(proc)
     assert agent.look()["listeners", "unknown"] == 3
     process(proc, 900, 1, "launcher")
@@ -265,9 +250,7 @@ def test_states_agree_with_ss(*, many: bool) -> None:
 
 
 def test_without_privileges_the_owner_is_unknown() -> None:
-    """An agent without capabilities counts the sockets all the same, and says that it does not know
-    whose the listener is.
-    """
+    """Without capabilities the sockets are counted, and whose they are is unknown."""
     program = (
         "from tests.collectors.test_rendezvous import Agent; a = Agent(); a.look(); v = "
         "a.look();print(v['sockets', 'listen'], v['listeners', 'unknown'], v['listeners', 'false'])"

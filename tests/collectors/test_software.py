@@ -63,9 +63,7 @@ def test_this_node() -> None:
 
 
 def test_real_job() -> None:
-    """A real process with a launcher's environment is asked what it runs with, through its own
-    root.
-    """
+    """A real process of a launcher is asked what it runs with, through its own root."""
     variables = {**os.environ, **TORCH, "SLURM_JOB_ID": str(os.getpid())}
     with subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=variables
@@ -215,9 +213,7 @@ def test_relative_environment_is_refused() -> None:
 
 @given(st.text())
 def test_any_text(text: str) -> None:
-    """No file of a host makes a parser fail, and every fingerprint is a number that a float holds
-    exactly.
-    """
+    """No text makes a parser fail; a float holds every fingerprint exactly."""
     parse_os_release(text)
     for settings in (parse_command_line(text), parse_configuration(text)):
         number = fingerprint(settings)

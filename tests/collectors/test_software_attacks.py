@@ -34,9 +34,7 @@ def prefix(public_path: Path) -> Path:
 
 
 def run(prefix: Path) -> tuple[CollectionResult, float]:
-    """Return what is told of a job of the user in the environment, and the seconds it took, less
-    other work.
-    """
+    """Return what is told of a user's job in the environment, and the seconds it took."""
     variables = {**TORCH, "VIRTUAL_ENV": str(prefix), "SLURM_JOB_ID": str(os.getpid())}
     with sleeper(USER, variables):
         watch = Stopwatch()
@@ -88,9 +86,7 @@ def test_nothing_is_read_through_an_environment(prefix: Path, put: Callable[[Pat
 
 @pytest.fixture
 def crowded() -> Iterator[Path]:
-    """The packages of an environment of the user with 30,000 distributions, in memory: half as many
-    again as are listed.
-    """
+    """30,000 distributions of a user's in memory: half as many again as are listed."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         os.chmod(name, 0o755)
         site = os.path.join(name, "lib/python3.11/site-packages")

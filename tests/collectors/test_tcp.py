@@ -42,9 +42,7 @@ def every_state() -> Iterator[None]:
 
 @pytest.mark.usefixtures("every_state")
 def test_every_state_agrees_with_ss() -> None:
-    """With few sockets in TIME_WAIT, every state of both families is what `ss` says in the same
-    moment.
-    """
+    """With few sockets in TIME_WAIT, every state of both families is what `ss` says."""
     ours = {labels[0]: value for _, labels, value in Bench("tcp").collect().samples}
     truth = ss()
     assert ours == {state.label: truth[state.label] for state in TcpState}
@@ -55,9 +53,7 @@ def test_every_state_agrees_with_ss() -> None:
 
 @pytest.mark.usefixtures("every_state")
 def test_many_in_time_wait_agree_with_ss() -> None:
-    """Where TIME_WAIT comes from sockstat, which counts closed sockets in FIN_WAIT2 with it, all
-    states still are what `ss` says.
-    """
+    """All states are what `ss` says where sockstat counts FIN_WAIT2 in TIME_WAIT."""
     for address in (V4, V6):
         port = listener(address)
         leave_time_wait(port, FEW // 2 + 50, server=True)

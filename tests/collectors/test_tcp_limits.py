@@ -25,9 +25,7 @@ def ports_of_ss() -> set[int]:
 
 
 def test_reserved_ports_are_not_in_use(tmp_path: Path) -> None:
-    """A socket on a reserved port takes nothing from what the kernel gives out, so that in use
-    never exceeds the total.
-    """
+    """A socket on a reserved port takes none that the kernel gives out."""
     base = copied("tcp", tmp_path)
     before = named(Bench("tcp_limits", base).collect(), "tcp_")
     # 0x8d60, an established client of the fixture

@@ -58,9 +58,7 @@ def test_mounts_that_users_serve(line: str, served: dict[int, int]) -> None:
     "path", ["mount/env", "mount", "link/env", "up/../mount/env", "relative/x"]
 )
 def test_nothing_there_is_asked(public_path: Path, path: str) -> None:
-    """A path that leads to the mount, by links too, is refused with the reason; one beside it is
-    read.
-    """
+    """A path to the mount, by links too, is refused; one beside it is read."""
     (public_path / "link").symlink_to(public_path / "mount")
     (public_path / "relative").symlink_to("./up/../link/y")
     (public_path / "up").mkdir()

@@ -92,9 +92,7 @@ def test_a_failed_write_is_known_until_one_succeeds() -> None:
 def test_an_agent_with_a_frozen_state_serves_and_ends(
     mount: frozen.Mount, number: signal.Signals
 ) -> None:
-    """While a write to a frozen disk hangs scrapes answer and signals end the agent; its port is
-    free.
-    """
+    """While a write to a frozen disk hangs, scrapes answer, signals end the agent."""
     mount.directory.joinpath("state").mkdir()
     flags = ("--path.state", str(mount.directory / "state"))
     dev = mount.directory.parent / "dev"
@@ -136,9 +134,7 @@ def test_an_agent_that_starts_on_a_frozen_disk_serves_and_ends(mount: frozen.Mou
 
 
 def test_what_a_child_does_to_a_disk_is_an_error_or_done(tmp_path: Path) -> None:
-    """Files are replaced, read up to a limit, set aside; directories made; errors keep their
-    type.
-    """
+    """Files are replaced, read in part, set aside; directories made; errors keep their type."""
     place = str(tmp_path / "a" / "b")
     with pytest.raises(FileNotFoundError):
         state_file.replace_in_child(place, b"x")

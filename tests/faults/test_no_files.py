@@ -48,10 +48,7 @@ def agent(running_agent: RunningAgent) -> Iterator[RunningAgent]:
 
 @contextlib.contextmanager
 def injected(agent: RunningAgent, seen: Path, calls: str, *limits: str) -> Iterator[None]:
-    """Have system calls of the agent fail with ENFILE, those that `limits` choose.
-
-    What was injected is in the file `seen` afterwards.
-    """
+    """Have calls that `limits` choose fail with ENFILE; the file `seen` has which."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("there is no strace here")
@@ -121,9 +118,7 @@ def cannot_start(agent: RunningAgent, scrape: Scrape) -> bool:
 
 @pytest.mark.parametrize("call", ["socketpair", "memfd_create", "pipe2", "pidfd_open"])
 def test_25_a_worker_that_cannot_be_started(agent: RunningAgent, tmp_path: Path, call: str) -> None:
-    """Whichever descriptor is refused, its collectors say why and others stay fresh; later it
-    starts.
-    """
+    """Whichever descriptor is refused, its collectors say why, others go on; then it starts."""
     inject = ("-e", f"inject={call}:error=ENFILE")
     with injected(agent, tmp_path / "seen", call, *inject):
         agent.wait(lambda s: cannot_start(agent, s))
@@ -135,9 +130,7 @@ def test_25_a_worker_that_cannot_be_started(agent: RunningAgent, tmp_path: Path,
 
 
 def test_25_a_source_that_cannot_be_looked_for(agent: RunningAgent, tmp_path: Path) -> None:
-    """The agent cannot tell whether there is a source: it lives on, and the worker still reads
-    it.
-    """
+    """Whether there is a source is unknown: the agent lives on, the worker reads it."""
     inject = ("-P", "/sys/class/net", "-e", "inject=open,openat:error=ENFILE")
     with injected(agent, tmp_path / "seen", "open,openat", *inject):
         before = agent.scrape().value(SUCCESS, collector="network") or 0.0
@@ -145,9 +138,7 @@ def test_25_a_source_that_cannot_be_looked_for(agent: RunningAgent, tmp_path: Pa
 
 
 def test_25_metrics_about_the_agent_itself(agent: RunningAgent, tmp_path: Path) -> None:
-    """What a scrape cannot read of the agent's own process is absent, not zero; the rest is
-    there.
-    """
+    """What a scrape cannot read of the agent itself is absent, not zero."""
     affected = {"process_resident_memory_bytes", "process_open_fds"}
     before = agent.scrape()
     assert all(before.value(name) for name in affected)

@@ -1,6 +1,4 @@
-"""`/dev/null` is gone, which each start of a child opens, in a mount namespace of the agent's
-own.
-"""
+"""Without `/dev/null`, which each start of a child opens, in a namespace of the agent's."""
 
 from __future__ import annotations
 

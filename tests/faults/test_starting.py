@@ -125,9 +125,7 @@ asyncio.run(main())
 
 
 def test_a_hundred_connections_at_64_descriptors(tmp_path: Path) -> None:
-    """The agent takes as many as the hard limit leaves it; connections that stay silent use up none
-    that is needed, and then give way.
-    """
+    """The soft limit is raised to the hard one; silent connections give way."""
     with (
         running(tmp_path, CONFIG, popen=under("prlimit", "--nofile=48:64")) as agent,
         contextlib.ExitStack() as held,
@@ -215,9 +213,7 @@ def test_an_agent_at_its_limit_of_threads_and_processes_serves_on() -> None:
 
 
 def test_an_interpreter_that_cannot_be_run_is_named(tmp_path: Path) -> None:
-    """An agent whose interpreter may no longer be run names worker and file, and serves all the
-    same.
-    """
+    """An agent whose interpreter may not be run names worker and file, and serves."""
     interpreter = tmp_path / "python"
     interpreter.write_text("")
     interpreter.chmod(0o600)

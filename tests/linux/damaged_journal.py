@@ -11,16 +11,14 @@ MACHINE = "0" * 32
 
 
 class Journal:
-    """Objects of a journal by their places, as journald appends them: `first` entry, then
-    arrays.
-    """
+    """Objects of a journal by their places, as appended: `first` entry, then arrays."""
 
     def __init__(self, entries: int = 6) -> None:
         """Lay out so many entries of the kernel: the first alone, two in an array, the rest."""
         self.content = bytearray(272)
         self.kernel = self._data(b"_TRANSPORT=kernel")
         shared = [self.kernel, self._data(b"SYSLOG_FACILITY=0"), self._data(b"PRIORITY=3")]
-        field = self._add(FIELD, struct.pack("<QQQ", 0, 0, self.kernel) + b"_TRANSPORT")
+        field = self.add_field(b"_TRANSPORT", self.kernel)
         table = self._add(TABLE, struct.pack("<QQ", field, field) + bytes(64))
         self.entries = [
             self._entry(number, [*shared, self._data(b"MESSAGE=line %d" % number)])
@@ -49,6 +47,10 @@ class Journal:
         boot.parent.mkdir(parents=True, exist_ok=True)
         boot.write_text(f"{BOOT.hex()}\n", encoding="ascii")
         return root
+
+    def add_field(self, name: bytes, newest: int) -> int:
+        """Append a field with its newest value, and return where it is."""
+        return self._add(FIELD, struct.pack("<QQQ", 0, 0, newest) + name)
 
     def _add(self, kind: int, payload: bytes) -> int:
         self.content.extend(bytes(-len(self.content) % 8))

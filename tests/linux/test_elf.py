@@ -37,6 +37,15 @@ def test_a_table_of_impossible_sections_is_left(tmp_path: Path, size: int, count
         os.close(descriptor)
 
 
+@pytest.mark.parametrize("content", [b"", b"#!/bin/sh\n", MAGIC, b"\x7fELF\1\1\1" + bytes(99)])
+def test_what_is_no_library(tmp_path: Path, content: bytes) -> None:
+    """A script, a file of 32 bits, and one that is cut have neither constants nor functions."""
+    (tmp_path / "file").write_bytes(content)
+    with (tmp_path / "file").open("rb") as file:
+        assert [*constants(file.fileno())] == []
+        assert functions(file.fileno(), {"ncclSend"}) == {}
+
+
 def test_constants_are_bounded(tmp_path: Path) -> None:
     """Of a section of 65 MiB, 64 are read."""
     place, text = tmp_path / "libnccl.so.2", b"\0.rodata\0"

@@ -1,6 +1,4 @@
-"""Functions in processes of their own: answers, files, errors, deadlines, and processes that cannot
-be killed.
-"""
+"""Functions in processes: answers, files, errors, deadlines, those that cannot be killed."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ HEAD = (
 def test_bound_address(local: str, counts: bool) -> None:  # noqa: FBT001 - a table
     """Addresses of an interface count, and those that any process has do not."""
     line = f"   0: {local}:A1B2 {'0' * 32}:0000 0A 0:0 00:0 0 1000 0 4711 1 0 100 0 0 10 0\n"
-    assert parse_bound((HEAD + line).encode()) == ({4711} if counts else set())
+    assert parse_bound(HEAD + line) == ({4711} if counts else set())
 
 
 def test_this_process() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 import tempfile
 import time
@@ -183,6 +184,21 @@ def test_made_journal(tmp_path: Path) -> None:
     """What the damage below is done to is a journal: all of its entries are read."""
     found = lines_of(Journal().write(tmp_path))
     assert found == ([f"line {number}" for number in range(6)], "")
+
+
+@pytest.mark.parametrize(("fields", "read"), [(65_000, 6), (66_000, 0)])
+def test_chain_of_fields(tmp_path: Path, fields: int, read: int) -> None:
+    """Some ten thousand other fields may come before the one that is looked for."""
+    journal = Journal()
+    (bucket,) = struct.unpack_from("<Q", journal.content, 120)
+    journal.put(bucket, len(journal.content) + -len(journal.content) % 8)
+    for number in range(fields):
+        place = journal.add_field(b"FIELD%d" % number, 0)
+        journal.put(place + 24, len(journal.content) + -len(journal.content) % 8)
+    journal.add_field(b"_TRANSPORT", journal.kernel)
+    found, reason = lines_of(journal.write(tmp_path))
+    assert len(found) == read
+    assert ("more than" in reason) is not bool(read)
 
 
 FAR = 2**63 + 8

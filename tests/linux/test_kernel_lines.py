@@ -75,9 +75,7 @@ def test_xid() -> None:
 
 
 def test_spoofed_xid() -> None:
-    """FAULT 20: what a process name or a string of a user made look like an Xid is none, and no
-    other event.
-    """
+    """FAULT 20: what a user's name or string made look like an Xid is no event."""
     for line in SPOOFED_XIDS:
         assert lines.xid(line) is None
         assert event(line) in {None, "allocation_failure", "nvidia_version_mismatch"}, line
@@ -158,15 +156,36 @@ def test_events() -> None:
     assert [(event(line) or "-", line) for _, line in EXAMPLES] == list(map(tuple, EXAMPLES))
 
 
+@pytest.mark.parametrize(("severity", "rest", "expected"), [
+    ("corrected", ["section_type: memory error"], "memory_error_corrected"),
+    ("fatal", ["section_type: memory error"], "memory_error_uncorrected"),
+    ("recoverable", ["section_type: IA32/X64 processor error"], "machine_check"),
+    ("corrected", ["section_type: general processor error"], "machine_check_corrected"),
+    ("recoverable", ["section_type: PCIe error"], None),
+    ("recoverable", ["section_type: PCIe error", "device_id: 0000:17:00.0"], "pcie_error_nonfatal"),
+    ("info", ["section_type: memory error"], None),
+    ("fatal", ["section_type: CXL protocol error"], None),
+])  # fmt: skip
+def test_record_of_firmware(severity: str, rest: list[str], expected: str | None) -> None:
+    """Severity and section make the event, with PCIe's device; another record's lines do not."""
+    parser = lines.EventParser()
+    head = "{1}[Hardware Error]:  "
+    assert parser.event(f"{head}Error 0, type: {severity}") is None
+    assert parser.event(f"{{2}}[Hardware Error]:   {rest[0]}") is None
+    *before, last = [parser.event(f"{head} {text}") for text in rest]
+    assert not any(before)
+    assert (last and last.name) == expected
+    if last is not None and "device_id" in rest[-1]:
+        assert last.device == "0000:17:00.0"
+
+
 def comm(line: str) -> str:
     """Return the longest process name that begins a line as `line` begins."""
     return line[:15]
 
 
 def test_process_named_like_a_fault() -> None:
-    """FAULT 20: no process can be called so that a line that begins with its name is taken for a
-    fault.
-    """
+    """FAULT 20: no process name at the start of a line makes it a fault."""
     examples = [line for name, line in EXAMPLES if name not in {"-", "allocation_failure"}]
     examples += ["EDAC MC0: 1 CE ", "Oops: 0002 [#1]", *(line for line, _, _ in XIDS)]
     for line, rest in itertools.product(examples, AFTER_A_NAME):

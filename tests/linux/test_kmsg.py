@@ -1,6 +1,4 @@
-"""The kernel log's records and their reader, on FIFOs in packet mode, on a scripted `read(2)`, and
-on the real device.
-"""
+"""The kernel log's records, on a scripted `read(2)`, and on the real device."""
 
 from __future__ import annotations
 
@@ -81,9 +79,7 @@ def test_malformed_record(raw: bytes) -> None:
 
 
 def test_reads_until_empty() -> None:
-    """All records come in order, the end is known as such, and the next read goes on where this one
-    stopped.
-    """
+    """Records come in order, the end is known, and the next read goes on from there."""
     log = reader(line(0), line(1))
     assert numbers(log.read(100, 1.0)) == [0, 1]
     assert log.drained
@@ -110,9 +106,7 @@ def test_bounded_in_records_and_time() -> None:
 
 @pytest.mark.parametrize("end", [b"", errno.ENODEV, errno.EIO])
 def test_closing_again_and_again(end: bytes | int) -> None:
-    """FAULT 18: a log that closes at every read is opened ever less often, and read again when it
-    stays open.
-    """
+    """FAULT 18: a log that closes at every read is opened ever less often."""
     clock = Clock()
     script = Script()
     log = KernelLogReader("/dev/null", clock, read=script)
@@ -142,9 +136,7 @@ def test_closing_again_and_again(end: bytes | int) -> None:
 
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="no /dev/kmsg here")
 def test_real_device() -> None:
-    """Every record of this machine's log is understood, their numbers go up, and the boot's first
-    line names the running kernel.
-    """
+    """This machine's log is understood, in order, and begins with the running kernel."""
     log = KernelLogReader("/dev/kmsg", time.monotonic)
     try:
         records = list(log.read(1_000_000, 5.0))

@@ -42,9 +42,7 @@ def test_reserving_keeps_what_is_reserved(reserved: str, after: str, tmp_path: P
 
 
 def test_container_networks(tmp_path: Path) -> None:
-    """A bridge of docker or docker-compose is one to containers; a bridge of another name is
-    not.
-    """
+    """A bridge of docker or docker-compose leads to containers; another does not."""
     lines = [
         "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT",
         "eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0",

@@ -73,7 +73,6 @@ SINGLE = {
         "f'{place}/{thread}'",
         "f'{place}/{thread}/status'",
     ),
-    "linux/daemons.py": ("host.procfs", "place"),  # procfs
     "linux/gpu_direct.py": ("place",),  # sysfs
     # of the node; named by the service's own settings, root's
     "linux/imex.py": ("host.root(CONFIG)", "host.root(path)"),

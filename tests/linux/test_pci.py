@@ -27,9 +27,7 @@ def add(root: Path, address: str, vendor: str, kind: str, driver: str = "") -> N
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    """Give a machine with an NVSwitch, a GPU's audio function, another maker's VGA controller, and
-    no GPU.
-    """
+    """Give a machine with an NVSwitch, an audio function and a VGA card, without GPU."""
     root = tmp_path / "sys"
     add(root, "0000:05:00.0", "0x10de", "0x068000")
     add(root, "0000:18:00.1", "0x10de", "0x040300")

@@ -155,9 +155,7 @@ class Elsewhere:
 
 
 def test_one_lookup_costs_the_same_among_many_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel finds the socket by its addresses and ports, and sends that one alone: no table is
-    walked or read.
-    """
+    """The kernel sends the one socket with these addresses: no table is walked or read."""
     sizes = []
     receive = sock_diag._datagram
 

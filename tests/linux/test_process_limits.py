@@ -63,9 +63,7 @@ def test_order() -> None:
 
 
 def test_real_child() -> None:
-    """A real child that opens files and lowers its limits is counted to the file, by the direct way
-    and by the directory.
-    """
+    """A real child's files and limits are exact, by the direct way and the directory."""
     program = (
         "import os, resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (123, 123))\n"
         "resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))\n"

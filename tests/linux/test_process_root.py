@@ -137,7 +137,8 @@ def test_neither_groups_nor_capabilities_of_the_agent_help(place: Path, public_p
 
 
 @root_only
-def test_own_rights_take_no_capability() -> None:
+@pytest.mark.parametrize("capabilities", ["-all", "-all,+setgid", "-all,+setuid"])
+def test_own_rights_take_no_capability(capabilities: str) -> None:
     """Root without capabilities, as in a pod, opens files as itself, and as nobody else."""
     program = (
         "import os; from dshealthd.linux.credentials import User, assumed\n"
@@ -145,8 +146,9 @@ def test_own_rights_take_no_capability() -> None:
         "        with assumed(User(uid, os.getegid(), tuple(os.getgroups()))): print(uid)\n"
         "    except PermissionError: print('denied')"
     )
-    bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-c", program]
-    done = subprocess.run(bare, capture_output=True, text=True, check=True, timeout=60)
+    bare = ["setpriv", f"--bounding-set={capabilities}", "--inh-caps=-all"]
+    command = [*bare, sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == ["0", "denied"]
 
 

@@ -1,7 +1,4 @@
-"""Requests and replies of NETLINK_SOCK_DIAG, without a kernel.
-
-`tests/collectors/test_tcp.py` compares the dump with `ss`.
-"""
+"""Requests and replies of NETLINK_SOCK_DIAG without a kernel; `test_tcp.py` compares."""
 
 from __future__ import annotations
 
@@ -76,9 +73,7 @@ rows = st.lists(
 
 
 def test_request_without_filter_is_the_kernel_s_struct() -> None:
-    """The request is `struct nlmsghdr` with a dump flag and `struct inet_diag_req`, whose states
-    are where the kernel reads them.
-    """
+    """It is `nlmsghdr` with a dump flag and `inet_diag_req`, with states in their place."""
     sent = dump_request(EVERY_STATE, None, SEQUENCE)
     assert struct.unpack_from("=IHHII", sent) == (76, 18, 0x301, SEQUENCE, 0)
     assert sent[16:68] == bytes(52)
@@ -86,9 +81,7 @@ def test_request_without_filter_is_the_kernel_s_struct() -> None:
 
 
 def test_request_with_ports_has_bytecode_that_the_kernel_s_audit_accepts() -> None:
-    """Two comparisons, whose jumps land on an operation or on the end, and whose refusal lands four
-    bytes beyond it.
-    """
+    """Two comparisons that jump to an operation or the end; refusal lands 4 bytes beyond."""
     sent = dump_request(TcpState.TIME_WAIT.mask, (29500, 29600), SEQUENCE)
     assert struct.unpack_from("=HH", sent, 76) == (20, 1)
     assert list(struct.iter_unpack("=BBH", sent[80:])) == [
@@ -101,9 +94,7 @@ def test_request_with_ports_has_bytecode_that_the_kernel_s_audit_accepts() -> No
 
 
 def test_a_socket_s_ports_come_out_of_network_order() -> None:
-    """A listener on 29500 with its inode is read back as such, from bytes laid out as the kernel
-    lays them out.
-    """
+    """A listener on 29500 is read back from bytes laid out as the kernel's."""
     assert parse(socket_message(ROW) + result(DONE, 0), SEQUENCE) == ([ROW], True)
 
 
@@ -120,9 +111,7 @@ def test_whole_and_mixed_datagrams_are_read_alike(
 
 
 def test_a_refusal_is_the_oserror_it_carries() -> None:
-    """NLMSG_ERROR, and an end of dump with an error in it, raise OSError with the kernel's
-    number.
-    """
+    """NLMSG_ERROR, and an end of dump with an error, raise OSError with its number."""
     for kind in (ERROR, DONE):
         with pytest.raises(OSError, match="netlink") as caught:
             parse(result(kind, -errno.ENOENT), SEQUENCE)
@@ -206,9 +195,7 @@ def test_noop_is_skipped() -> None:
 def test_a_damaged_reply_ends_in_a_known_error(
     sockets: list[TcpSocket], attributes: int, data: st.DataObject
 ) -> None:
-    """A reply that is cut off, or of which a byte is changed, gives sockets or one of the three
-    errors, and no more sockets than sent.
-    """
+    """A damaged reply gives no more sockets than sent, or one of the three errors."""
     reply = bytearray(
         b"".join(socket_message(row, attributes) for row in sockets) + result(DONE, 0)
     )
@@ -251,9 +238,7 @@ def test_a_dump_past_its_budget_ends(answers: Callable[..., Answers]) -> None:
 
 
 def test_an_interrupted_dump_is_made_again(answers: Callable[..., Answers]) -> None:
-    """Two interruptions are borne; the third is reported, and no part of a dump is taken for the
-    whole.
-    """
+    """Two interruptions are borne; the third is reported, and no part is the whole."""
     lost, whole = socket_message(ROW) + message(OVERRUN, b""), socket_message(ROW) + result(DONE, 0)
     answers(lost, lost, whole)
     assert sock_diag.dump(EVERY_STATE, None, 1.0) == [ROW]

@@ -16,10 +16,7 @@ from tests.probe.peering import PATIENT
 
 
 async def test_a_loop_that_was_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The delay counts at once, before the timer that is late has run, and stays when it is over.
-
-    A loop that waits is not late.
-    """
+    """A delay counts before its late timer has run, and stays; waiting is no delay."""
     monkeypatch.setattr(starvation, "LAG", 0.5)
     monkeypatch.setattr(starvation, "TICK", 0.01)
     with LoopLag() as early, LoopLag() as lag:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,8 @@ import pytest
 from dshealthd.core.collector import Context, Reason, SourceError
 from dshealthd.core.host import Host
 from dshealthd.linux.sock_diag import TcpSocket, TcpState
-from dshealthd.linux.tcp_sockets import FEW, SocketCounts, Sockets, parse_sockstat, parse_tcp
+from dshealthd.linux.tcp_sockets import FEW, SocketCounts, Sockets, parse_sockstat
+from dshealthd.linux.tcp_tables import TcpRow, parse_tcp
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
 
 BUDGET = 0.1
@@ -34,7 +35,7 @@ def context(procfs: Path, monotonic: Callable[[], float] = time.monotonic) -> Co
     return Context(host=Host(procfs=procfs), monotonic=monotonic)
 
 
-def counts(sockets: list[TcpSocket]) -> dict[TcpState, int]:
+def counts(sockets: Sequence[TcpSocket | TcpRow]) -> dict[TcpState, int]:
     """Return how many sockets are in each state that there is."""
     return dict(Counter(TcpState(found.state) for found in sockets))
 
@@ -62,8 +63,9 @@ def test_tcp_files_are_read_as_the_same_sockets() -> None:
     """Ports, state, timer and inode of a line come out as netlink would tell them."""
     sockets = [*parse_tcp((PROC / "net/tcp").read_text())]
     assert len(sockets) == 15
-    assert sockets[0] == TcpSocket(TcpState.LISTEN, 0, 29500, 0, 0, 595058)
-    assert sockets[2] == TcpSocket(TcpState.TIME_WAIT, 3, 29500, 36228, 0, 0)
+    listens, waits = (29500, 0, TcpState.LISTEN, 0, 0), (29500, 36228, TcpState.TIME_WAIT, 3, 0)
+    assert (sockets[0][2:7], sockets[0].inode) == (listens, 595058)
+    assert (sockets[2][2:7], sockets[2].inode) == (waits, 0)
     sockets = [*parse_tcp((PROC / "net/tcp6").read_text())]
     expected = {
         TcpState.ESTABLISHED: 4,
@@ -125,9 +127,7 @@ def test_too_many_sockets_for_the_files_are_said(tmp_path: Path) -> None:
 
 
 def test_longer_files_than_announced_are_said(tmp_path: Path) -> None:
-    """Where nothing tells the number of sockets, a file that does not end within the bound is an
-    error, not fewer sockets.
-    """
+    """A file of unknown length that exceeds the bound is an error, not fewer sockets."""
     (tmp_path / "net").mkdir()
     with (tmp_path / "net/tcp").open("wb") as file:
         file.truncate(6 << 20)
@@ -149,9 +149,7 @@ def test_malformed_files_are_an_error(tmp_path: Path) -> None:
 
 
 def test_files_and_netlink_agree(tmp_path: Path) -> None:
-    """The same sockets, read by netlink and from this kernel's own files in the same moment, give
-    the same.
-    """
+    """Netlink and this kernel's own files give the same in the same moment."""
     (tmp_path / "net").symlink_to("/proc/net")
     with network_namespace():
         ours, theirs = listener(V4, 29500), listener(V6, 29501)
@@ -171,9 +169,7 @@ def test_files_and_netlink_agree(tmp_path: Path) -> None:
 
 
 def test_a_refused_netlink_is_replaced_by_the_files() -> None:
-    """In a sandbox without AF_NETLINK, `/proc/net` is read instead, with the same counts as `ss`,
-    and the log says so once.
-    """
+    """Without AF_NETLINK `/proc/net` is read, with the counts of `ss`, and said once."""
     program = (
         "import logging, time; from dshealthd.core.collector import Context; from "
         "dshealthd.core.host import Host;from dshealthd.linux.tcp_sockets import Sockets; from "
@@ -206,9 +202,7 @@ def test_a_refused_netlink_is_replaced_by_the_files() -> None:
 
 
 def test_a_dump_that_takes_too_long_is_an_error() -> None:
-    """A dump that has spent its budget ends with a reason of its own, so the loop is not
-    blocked.
-    """
+    """A dump that has spent its budget ends with a reason: the loop is not blocked."""
     ticks = iter([0.0, BUDGET + 1])
     with network_namespace(), pytest.raises(SourceError, match="too much CPU time") as caught:
         Sockets(context(Path("/proc")), lambda: next(ticks)).active()
@@ -228,9 +222,7 @@ def test_a_dump_without_cpu_is_not_too_long() -> None:
 
 
 def test_ports_of_many_are_asked_for_less_often() -> None:
-    """Of many sockets in TIME_WAIT the ports are kept for some rounds, as none of them can end
-    sooner; of few they are always fresh.
-    """
+    """Ports of many sockets in TIME_WAIT are kept for some rounds; those of few are fresh."""
     now = [1000.0]
     with network_namespace():
         port = listener(V4, 29500)

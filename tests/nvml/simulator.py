@@ -43,10 +43,7 @@ def cache_directory() -> Path:
 
 @functools.cache
 def library() -> Path:
-    """The shared library built from the source as it is now.
-
-    Safe where several processes build at once.
-    """
+    """The shared library of the source as it is; several processes may build at once."""
     compiler = os.environ.get("CC", "gcc")
     digest = hashlib.sha256(SOURCE.read_bytes() + repr((compiler, FLAGS)).encode()).hexdigest()[:16]
     target = cache_directory() / f"libnvidia-ml-{digest}.so"
@@ -99,10 +96,7 @@ class Simulator:
         }
 
     def set(self, gpu: int | None, key: str, value: Value) -> None:
-        """Set a key for one physical GPU, or with None for all.
-
-        A key that means nothing is a KeyError.
-        """
+        """Set a key for one physical GPU, or with None for all. KeyError if it is none."""
         if not _loaded().nvmlSimIsKey(key.encode()):
             raise KeyError(key)
         text = str(int(value)) if isinstance(value, bool) else str(value)
@@ -134,10 +128,7 @@ class Simulator:
         self._write({key: value for key, value in self._read().items() if not self._is_fault(key)})
 
     def order(self, *gpus: int) -> None:
-        """The physical GPUs that are visible from now on, in this order.
-
-        Without arguments all of them.
-        """
+        """The physical GPUs that are visible from now on, in this order; all by default."""
         if gpus:
             self.set(None, "order", ",".join(map(str, gpus)))
         else:
@@ -173,17 +164,12 @@ class Simulator:
         )
 
     def trace(self) -> list[tuple[str, int, int]]:
-        """Each init and shutdown that succeeded since ``watch``.
-
-        (init or shutdown, pid, users left in that process).
-        """
+        """Each init and shutdown since ``watch``, with pid and the users that it left."""
         lines = self.trace_path.read_text().splitlines() if self.trace_path.exists() else []
         return [(event, int(pid), int(users)) for event, pid, users in map(str.split, lines)]
 
     def pci_sysfs(self, root: str | os.PathLike[str], *, missing: Collection[int] = ()) -> None:
-        """Write ``bus/pci/devices`` below ``root`` (what /sys would be) for every physical GPU but
-        the ``missing``.
-        """
+        """Write ``bus/pci/devices`` below ``root`` for every GPU but the ``missing``."""
         base = Path(root)
         names = base / "bus" / "pci" / "devices"
         names.mkdir(parents=True, exist_ok=True)

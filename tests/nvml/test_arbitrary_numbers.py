@@ -81,9 +81,7 @@ def test_count_of_mig_devices(node: Node) -> None:
 
 @pytest.mark.parametrize("how", ["counter", "random"])
 def test_count_of_processes(node: Node, how: str) -> None:
-    """No list is made for more processes than a GPU can have, whether the driver gives their number
-    as needed or as written.
-    """
+    """No list is longer than a GPU's may be, by the number needed or the one written."""
     node.simulator.set(None, "device_count", 2)
     node.simulator.set(1, "processes", "11:4096")
     node.simulator.set(None, "arbitrary", how)

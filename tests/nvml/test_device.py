@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -11,8 +12,8 @@ import pynvml
 import pytest
 
 from dshealthd.core.collector import Reason, SourceError
+from dshealthd.nvml import codes
 from dshealthd.nvml.device import Device, ReadingEnded
-from dshealthd.nvml.processes import compute_processes
 from tests.jobs.machines import Clock
 
 
@@ -30,9 +31,7 @@ def failing(clock: Clock, seconds: float, calls: list[float]) -> NoReturn:
 
 @pytest.mark.parametrize(("seconds", "made"), [(0.4375, 2), (0.5, 1)])
 def test_call_that_fails_slowly(seconds: float, made: int) -> None:
-    """One that fails after half a second waited for the driver, and is not made again; its failure
-    is told in the next reading, too.
-    """
+    """After half a second a call is not made again; its failure is told again."""
     clock, calls = Clock(), list[float]()
     subject = device(clock)
     for _ in range(2):
@@ -89,7 +88,20 @@ def test_processes_are_bounded(
     library = SimpleNamespace(nvmlDeviceGetComputeRunningProcesses_v3=answer)
     monkeypatch.setattr(pynvml, "nvmlLib", library)
     subject = device(Clock())
-    pids = compute_processes(subject)
+    pids = subject.compute_processes()
     assert (None if pids is None else len(pids)) == listed
     reasons = [fault.reason for fault in subject.pop_faults()]
     assert reasons == ([] if listed else [Reason.MALFORMED])
+
+
+def test_why_a_library_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that is there and is refused has the loader's reason beside NVML's own text."""
+    absent = pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    text = "NVML says 'NVML Shared Library Not Found' (12)"
+    monkeypatch.setattr(codes, "LIBRARY", "libnvidia-ml-of-no-node.so.1")
+    assert codes.describe(absent) == text
+    broken = tmp_path / "libnvidia-ml.so.1"
+    broken.write_bytes(b"no library")
+    monkeypatch.setattr(codes, "LIBRARY", str(broken))
+    assert codes.describe(absent) == f"{text}: {broken}: file too short"
+    assert "file too short" not in codes.describe(pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN))

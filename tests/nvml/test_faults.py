@@ -25,9 +25,7 @@ from tests.nvml.simulator import Simulator
 TEMPERATURE = "dshealthd_gpu_temperature_celsius"
 DEADLINE = 1.5
 LASTS = float(os.environ.get("DSHEALTHD_HUNG_SECONDS", "4"))
-"""Seconds for which all GPUs stay hung in `test_03`: four are twenty sweeps, and longer than the
-first two back-offs.
-"""
+"""Seconds for which all GPUs hang in `test_03`: twenty sweeps, beyond two back-offs."""
 GPU_COLLECTORS = [
     name for name, kind in registry.all_collectors().items() if kind.worker == "device"
 ]
@@ -262,9 +260,7 @@ def test_10_library_appears(tmp_path: Path) -> None:
 
 
 def test_11_segmentation_fault(healthy: Node) -> None:
-    """The library crashes at one GPU: the agent lives, the others are reported, the reason says
-    crashed.
-    """
+    """The library crashes at one GPU: the others are reported, and that one says why."""
     healthy.gpus.fault("crash", "segv", gpu=2)
     healthy.until_gpus(0, 1, 3, 4, 5, 6, 7)
     scrape = healthy.agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="2") == 0)
@@ -329,9 +325,7 @@ def test_13_operator_releases_the_gpus(tmp_path: Path) -> None:
 
 
 def test_46_sigterm_with_a_blocked_worker(tmp_path: Path) -> None:
-    """SIGTERM ends the agent within 20 s, also while one worker hangs in a call and another cannot
-    be killed.
-    """
+    """SIGTERM ends the agent within 20 s, though one worker hangs and one is unkillable."""
     with frozen.mounted(tmp_path) as mount, node(tmp_path) as ending:
         ending.until_gpus(*range(8))
         mount.freeze()

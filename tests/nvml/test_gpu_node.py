@@ -1,6 +1,4 @@
-"""A whole GPU node: eight simulated H100 with NVLink and two NDR adapters, through the command that
-prints one scrape.
-"""
+"""Eight simulated H100 with NVLink and two NDR adapters, as one scrape is printed."""
 
 from __future__ import annotations
 

@@ -91,10 +91,7 @@ def most_starts(killable: int, first: float, last: float) -> float:
 
 @dataclass
 class Seen:
-    """What the scrapes said while GPUs hung.
-
-    Ages and times of verdicts are less what other work took from the agent and its workers.
-    """
+    """What the scrapes said while GPUs hung; times without those of other work."""
 
     verdicts: dict[int, float] = field(default_factory=dict)
     """Seconds until the verdict on each hung GPU."""

@@ -1,18 +1,14 @@
-"""The NVML session: return codes, GPUs that come and go, readings that stand still, what is asked
-again and what is not.
-"""
+"""The NVML session: return codes, GPUs that come and go, frozen readings, what is asked."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pynvml
 import pytest
 
 from dshealthd.core.collector import Context, Reason, SourceError
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome
-from dshealthd.nvml import codes
 from dshealthd.nvml.session import Session
 from tests.nvml.node import GPU_COLLECTORS, Node, nodes
 
@@ -132,9 +128,7 @@ def test_handles_are_released_at_the_end(node: Node) -> None:
 
 
 def test_driver_goes_in_the_middle_of_a_sweep(node: Node) -> None:
-    """What was read before the driver went is kept, and the collectors after it say the same
-    without touching it again.
-    """
+    """What was read before the driver went is kept; what comes after does not touch it."""
     node.collect()
     node.simulator.fault("fail", 9, function="nvmlDeviceGetSramEccErrorStatus")
     seen = node.collect("gpu", "ecc", "pcie")
@@ -145,9 +139,7 @@ def test_driver_goes_in_the_middle_of_a_sweep(node: Node) -> None:
 
 
 def test_count_is_fixed_while_nvml_is_open(node: Node) -> None:
-    """As the real library counts GPUs when it is opened, it is opened anew after a while if the bus
-    shows more or one fails.
-    """
+    """NVML counts GPUs when opened, so it is opened anew if the bus has more or one fails."""
     node.simulator.set(None, "order_latched", 1)
     node.simulator.order(0, 1, 2, 3, 4, 5, 6)
     assert node.collect().value("gpus_visible") == 7
@@ -182,9 +174,7 @@ def test_frozen_readings(node: Node) -> None:
 
 @pytest.mark.parametrize(("seconds", "sweeps"), [(0.9, 11), (20.0, 2)])
 def test_few_seconds_or_sweeps_are_not_frozen(node: Node, seconds: float, sweeps: int) -> None:
-    """Many sweeps within ten seconds prove nothing, as the counter may be updated less often; nor
-    do two, however far apart.
-    """
+    """Many sweeps within ten seconds prove nothing; nor do two, however far apart."""
     node.simulator.set(5, "frozen", 1)
     node.collect("gpu")
     seen = [node.collect("gpu", advance=seconds) for _ in range(sweeps + 1)]
@@ -346,9 +336,7 @@ def test_all_fields_fail_for_a_while(node: Node, code: int, reasons: dict[str, R
 
 
 def test_quarantined_gpu(node: Node) -> None:
-    """A GPU at which an earlier worker hung is not touched, is down with that reason, and is read
-    once the quarantine ends.
-    """
+    """A GPU at which a worker hung is down and untouched until the quarantine ends."""
     node.simulator.watch()
     seen = node.collect(blocked={"gpu 3": Reason.TIMEOUT})
     assert seen.reasons("ecc") == {"gpu 3": Reason.TIMEOUT}
@@ -439,18 +427,6 @@ def test_sentinels(node: Node) -> None:
     assert seen.value("gpu_compute_processes", gpu="1") == 2
     assert not seen.values("gpu_recovery_action", gpu="2")
     assert seen.value("gpu_up", gpu="1") == 1
-
-
-def test_why_a_library_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library that is there and is refused has the loader's reason beside NVML's own text."""
-    absent = pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-    text = "NVML says 'NVML Shared Library Not Found' (12)"
-    monkeypatch.setattr(codes, "LIBRARY", "libnvidia-ml-of-no-node.so.1")
-    assert codes.describe(absent) == text
-    broken = tmp_path / "libnvidia-ml.so.1"
-    broken.write_bytes(b"no library")
-    monkeypatch.setattr(codes, "LIBRARY", str(broken))
-    assert codes.describe(absent) == f"{text}: {broken}: file too short"
 
 
 def test_count_that_no_driver_has(tmp_path: Path) -> None:

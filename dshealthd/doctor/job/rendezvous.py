@@ -12,7 +12,7 @@ from dshealthd.doctor.remedies import paste
 from dshealthd.jobs.environment import is_loopback
 from dshealthd.linux.local_network import local_ports
 from dshealthd.linux.sock_diag import TcpState
-from dshealthd.linux.tcp_sockets import parse_tcp
+from dshealthd.linux.tcp_tables import parse_tcp
 from dshealthd.probe.members.own_name import is_local
 
 if TYPE_CHECKING:

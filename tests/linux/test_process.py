@@ -1,4 +1,4 @@
-"""Daemons by name and owner, in a `/proc` of the test's own."""
+"""Processes as the kernel shows them: daemons by name and owner, in a `/proc` of the test's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.linux.daemons import daemon
+from dshealthd.linux.process import daemon
 
 
 @pytest.fixture
