@@ -17,24 +17,21 @@ from dshealthd.findings.series import Series
 from tests.job_states import TOGETHER, WORLD, Part
 
 
-@pytest.mark.parametrize(
-    ("field", "values", "whole"),
-    [
-        ("ranks", (8, 4, 0), 12),
-        ("world_size", (None, 16, 16), 16),
-        ("world_size", (None, None, None), None),
-        ("step", (7, None, 5), 5),
-        ("step", (None, None, None), None),
-        ("step_highest", (7, None, 9), 9),
-        ("steps_per_minute", (60.0, None, 50.0), 50.0),
-        ("steps_per_minute", (None, None, None), None),
-        ("loss", ("unknown", "finite", "not finite"), "not finite"),
-        ("loss", ("unknown", "finite", "finite"), "finite"),
-        ("loss", ("unknown", "unknown", "unknown"), "unknown"),
-        ("attempts", (2, None, 3), 3),
-        ("attempts", (None, None, None), None),
-    ],
-)
+@pytest.mark.parametrize(("field", "values", "whole"), [
+    ("ranks", (8, 4, 0), 12),
+    ("world_size", (None, 16, 16), 16),
+    ("world_size", (None, None, None), None),
+    ("step", (7, None, 5), 5),
+    ("step", (None, None, None), None),
+    ("step_highest", (7, None, 9), 9),
+    ("steps_per_minute", (60.0, None, 50.0), 50.0),
+    ("steps_per_minute", (None, None, None), None),
+    ("loss", ("unknown", "finite", "not finite"), "not finite"),
+    ("loss", ("unknown", "finite", "finite"), "finite"),
+    ("loss", ("unknown", "unknown", "unknown"), "unknown"),
+    ("attempts", (2, None, 3), 3),
+    ("attempts", (None, None, None), None),
+])  # fmt: skip
 def test_figures_of_all_nodes(field: str, values: tuple[Any, ...], whole: object) -> None:
     """The slowest pace, the lowest and highest step, the worst loss, whichever node comes first."""
     for order in (values, values[::-1]):
@@ -75,15 +72,12 @@ def shown(*samples: Sample) -> dict[str, Any]:
     return job
 
 
-@pytest.mark.parametrize(
-    ("ago", "bound", "state"),
-    [
-        (30.0, 30.0, "training"),
-        (30.1, 30.0, "silent"),
-        (60.0, 120.0, "training"),
-        (60.1, 120.0, "silent"),
-    ],
-)
+@pytest.mark.parametrize(("ago", "bound", "state"), [
+    (30.0, 30.0, "training"),
+    (30.1, 30.0, "silent"),
+    (60.0, 120.0, "training"),
+    (60.1, 120.0, "silent"),
+])  # fmt: skip
 def test_a_job_that_is_silent(ago: float, bound: float, state: str) -> None:
     """For half a minute, and for half of what would be overdue."""
     assert shown(HEARD(1000.0 - ago, "j", "0"), BOUND(bound, "j", "0"))["state"] == state

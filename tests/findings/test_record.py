@@ -275,31 +275,28 @@ def test_the_record_is_bounded(tmp_path: Path) -> None:
     assert [one["part"] for one in document(made)["entries"]] == ["GPU 3"]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        '{"version": 2}',
-        b"\xff\xfe",
-        "[" * 100_000,
-        json.dumps({"version": 1, "began": None, "boot": "", "driver": "", "days": {}}),
-        json.dumps(
-            {
-                "version": 1,
-                "began": 1,
-                "boot": "",
-                "driver": "",
-                "time": 1,
-                "days": [[1, [1e9, 0]]],
-                "hours": [],
-                "entries": [],
-            }
-        ),
-    ],
-)
+@pytest.mark.parametrize("content", [
+    "",
+    "{",
+    "[]",
+    "null",
+    '{"version": 2}',
+    b"\xff\xfe",
+    "[" * 100_000,
+    json.dumps({"version": 1, "began": None, "boot": "", "driver": "", "days": {}}),
+    json.dumps(
+        {
+            "version": 1,
+            "began": 1,
+            "boot": "",
+            "driver": "",
+            "time": 1,
+            "days": [[1, [1e9, 0]]],
+            "hours": [],
+            "entries": [],
+        }
+    ),
+])  # fmt: skip
 def test_a_corrupt_file_is_set_aside(tmp_path: Path, content: str | bytes) -> None:
     """The record begins anew and says so; what was there is kept beside it."""
     made = after(tmp_path, content)
@@ -315,18 +312,15 @@ def test_a_corrupt_file_is_set_aside(tmp_path: Path, content: str | bytes) -> No
     assert json.loads((tmp_path / FILE).read_text("utf-8"))["entries"][0]["what"] == "GpuLost"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"begin": -1.0},
-        {"end": None},
-        {"times": 0},
-        {"severity": "bad"},
-        {"value": "1"},
-        {"says": "x" * 201},
-        {"kind": 1},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {"begin": -1.0},
+    {"end": None},
+    {"times": 0},
+    {"severity": "bad"},
+    {"value": "1"},
+    {"says": "x" * 201},
+    {"kind": 1},
+])  # fmt: skip
 def test_an_entry_of_another_shape_is_corrupt(tmp_path: Path, changes: dict[str, Any]) -> None:
     """All of a file counts, or nothing."""
     kept(tmp_path, fault(NOW))
