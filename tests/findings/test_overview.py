@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 
 from dshealthd.collectors.job_hang import BOUND, PHASE_SECONDS
-from dshealthd.collectors.training import HEARD, PHASE, STEP
+from dshealthd.collectors.training import (
+    HEARD,
+    NODE_RANKS,
+    NODE_STEP_SECONDS,
+    NODE_WORK_SECONDS,
+    PHASE,
+    SLOWEST,
+    STEP,
+)
 from dshealthd.core import schema
 from dshealthd.core.collector import Sample
 from dshealthd.core.schema import SchemaError
@@ -96,6 +105,19 @@ def test_a_pause_of_a_moment_is_not_shown(seconds: float, state: str) -> None:
     assert (job["stall"] or {"cause": None})["cause"] == (
         "checkpoint" if state == "paused" else None
     )
+
+
+@pytest.mark.parametrize("roles", [8, 9])
+def test_eight_roles_are_told(roles: int) -> None:
+    """Each over four times; a node of eight GPUs has no more."""
+    told = [("j", str(role)) for role in range(roles)]
+    samples = [STEP(50.0, "j", "0")]
+    for role in told:
+        samples += [NODE_STEP_SECONDS(1.0, *role), NODE_RANKS(2.0, *role), SLOWEST(0.0, *role)]
+        for over, of in product(("30s", "2m", "5m", "pauses"), ("slow", "usual")):
+            samples.append(NODE_WORK_SECONDS(0.5, *role, over, of))
+    (job,) = overview(Series(samples), "")
+    assert len(job["own_work"]) == 4 * 8
 
 
 @pytest.mark.parametrize("ranks", [64, 65])
