@@ -13,6 +13,7 @@ from dshealthd.symptoms.entry import (
     ADVICE,
     COMPONENTS,
     SECTIONS,
+    Alert,
     EntryError,
     FindingType,
     FleetRule,
