@@ -54,6 +54,12 @@ __main__.main(int(sys.argv[1]))
 """A collecting process that is stopped after it has begun its bundle."""
 
 
+def hang(job: str, **times: float) -> Standstill:
+    """Return the hang of a job whose ranks wait for each other."""
+    known = {"job": job, "reason": HangClass.WAITING, "culprits": (), "ranks": (), "since": NOW}
+    return Standstill(**{**known, **times})  # type: ignore[arg-type] # fields of several types
+
+
 class Node:
     """An evidence service with clocks that stand still until they are set."""
 
@@ -84,7 +90,7 @@ class Node:
         """
         self.monotonic += seconds
         self.wall += seconds
-        self.evidence.update([HangCase(job=job, reason="waiting") for job in jobs])
+        self.evidence.update_hangs(map(hang, jobs))
         while self.evidence.status()["state"] == "running":
             await asyncio.sleep(0.02)
         return [entry.job for entry in bundles_in(self.evidence.directory)]
@@ -117,17 +123,8 @@ async def test_a_hang_is_taken_once_and_not_before_it_has_lasted(tmp_path: Path)
 async def test_a_hang_without_a_cause_is_taken_at_once(tmp_path: Path) -> None:
     """A wait within a step causes a bundle, though its page waits for the probes."""
     node = Node(tmp_path)
-    still = Standstill(
-        job="slurm-1",
-        reason=HangClass.WAITING,
-        culprits=(),
-        ranks=(),
-        since=NOW,
-        overdue=1.0,
-        hold=UNEXPLAINED,
-    )
     for _ in range(2):
-        node.evidence.update_hangs([still])
+        node.evidence.update_hangs([hang("slurm-1", overdue=1.0, hold=UNEXPLAINED)])
         node.monotonic += 10.0
     while node.evidence.status()["state"] == "running":
         await asyncio.sleep(0.02)
@@ -338,7 +335,7 @@ def test_to_stop_ends_a_collection(tmp_path: Path) -> None:
 
     async def scene() -> None:
         node = Node(tmp_path, dataclasses.replace(OPTIONS, after=Duration(0.0)), command=HANGING)
-        node.evidence.update([HangCase(job="slurm-1", reason="waiting")])
+        node.evidence.update_hangs([hang("slurm-1")])
         await asyncio.sleep(0.3)
         watch = Stopwatch()
         await node.evidence.close()
