@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from dshealthd.collectors.gpu import ACTIVITY, POWER, UTILIZATION
+from dshealthd.collectors.gpu import ACTIVITY, MEMORY_TOTAL, POWER, UTILIZATION
 from dshealthd.collectors.gpu import POWER_LIMIT as LIMIT
 from dshealthd.collectors.gpu_processes import RANK as GPU
 from dshealthd.collectors.job_hang import BOUND, ENDED, PHASE_SECONDS
 from dshealthd.collectors.memory import OOM_KILLS as OOM
 from dshealthd.collectors.software import INFO as VERSION
-from dshealthd.collectors.training import HEARD, INFO, PHASE, STEP
+from dshealthd.collectors.training import HEARD, INFO, MEMORY, PHASE, STEP
 from dshealthd.findings.jobs import ends, hangs
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.overview import overview
@@ -164,3 +164,13 @@ def test_memory_that_ran_out(minutes: int, explains: bool) -> None:  # noqa: FBT
         list(ends(Series([oom], past=past, now=60.0 * minute), 0.0))
     (end,) = ends(Series([oom, killed], past=past, now=60.0 * minutes), 0.0)
     assert ("OOM" in end.reason) is explains
+
+
+@pytest.mark.parametrize(("reserved", "said"), [(72e9, ""), (73e9, "held nearly all")])
+def test_memory_of_the_largest_gpu(reserved: float, said: str) -> None:
+    """A rank that fails with nine tenths of it reserved has probably run out of it."""
+    sizes = (MEMORY_TOTAL(24e9, "0", "GPU-0"), MEMORY_TOTAL(80e9, "1", "GPU-1"))
+    failed = ENDED(5.0, "run-1", "0", "failed"), MEMORY(reserved, "run-1", "0", "reserved")
+    (end,) = ends(Series([*sizes, *failed], past=Past(), now=60.0), 0.0)
+    assert said in end.reason
+    assert bool(said) is ("memory" in end.reason)
