@@ -40,6 +40,7 @@ OPTIONS = EvidenceOptions(
     max_bytes=Bytes(1 << 23),
 )
 FAILING = (sys.executable, "-c", "pass")
+CASE = HangCase(job="slurm-7", reason="waiting")
 HANGING = (sys.executable, "-c", "import time; time.sleep(60)")
 STOPPED = (
     sys.executable,
@@ -216,7 +217,7 @@ def test_a_collection_that_hangs_is_killed_and_what_it_had_is_kept(tmp_path: Pat
     async def scene() -> None:
         node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(3.0)), command=STOPPED)
         watch = Stopwatch()
-        taken = await node.evidence.collect(HangCase(job="slurm-7", reason="waiting"))
+        taken = await node.evidence.collect(CASE)
         assert watch.seconds() < 6
         assert taken.outcome == "killed"
         assert node.values(BUNDLES)["killed",] == 1
@@ -251,9 +252,7 @@ run("hang", hang, 60)
             dataclasses.replace(OPTIONS, deadline=Duration(6.0)),
             command=(sys.executable, "-c", code),
         )
-        assert (
-            await node.evidence.collect(HangCase(job="slurm-7", reason="waiting"))
-        ).outcome == "killed"
+        assert (await node.evidence.collect(CASE)).outcome == "killed"
 
     asyncio.run(scene())
     step = (tmp_path / "pid").read_text(encoding="ascii").split()[0]
@@ -269,7 +268,7 @@ run("hang", hang, 60)
 async def test_a_loop_goes_on_while_a_collection_hangs(tmp_path: Path) -> None:
     """The agent's loop is never held up by more than a moment."""
     node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(2.0)), command=HANGING)
-    task = asyncio.create_task(node.evidence.collect(HangCase(job="slurm-7", reason="waiting")))
+    task = asyncio.create_task(node.evidence.collect(CASE))
     worst = 0.0
     while not task.done():
         watch = Stopwatch()
@@ -282,18 +281,16 @@ async def test_a_loop_goes_on_while_a_collection_hangs(tmp_path: Path) -> None:
 async def test_a_collecting_process_that_ends_early_is_a_failure(tmp_path: Path) -> None:
     """Neither an exception nor a wait: an outcome."""
     node = Node(tmp_path, command=FAILING)
-    taken = await node.evidence.collect(HangCase(job="slurm-7", reason="waiting"))
+    taken = await node.evidence.collect(CASE)
     assert (taken.outcome, taken.bundle) == ("failed", "")
     missing = Node(tmp_path, command=("/nonexistent",))
-    assert (
-        await missing.evidence.collect(HangCase(job="slurm-7", reason="waiting"))
-    ).outcome == "failed"
+    assert (await missing.evidence.collect(CASE)).outcome == "failed"
 
 
 async def test_a_disk_that_is_nearly_full_is_a_refusal(tmp_path: Path) -> None:
     """It is counted, and says how much there is."""
     node = Node(tmp_path, dataclasses.replace(OPTIONS, min_free_bytes=Bytes(1 << 60)))
-    taken = await node.evidence.collect(HangCase(job="slurm-7", reason="waiting"))
+    taken = await node.evidence.collect(CASE)
     assert taken.outcome == "refused"
     assert "MiB are free" in taken.detail
     assert node.values(BUNDLES)["refused",] == 1
@@ -301,9 +298,7 @@ async def test_a_disk_that_is_nearly_full_is_a_refusal(tmp_path: Path) -> None:
 
 async def test_a_state_directory_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
     """An agent whose state could not be made goes on without evidence, and says why."""
-    taken = await Node(tmp_path / "missing").evidence.collect(
-        HangCase(job="slurm-7", reason="waiting")
-    )
+    taken = await Node(tmp_path / "missing").evidence.collect(CASE)
     assert taken.outcome == "failed"
     assert "No such file or directory" in taken.detail
 
