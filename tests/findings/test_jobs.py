@@ -15,12 +15,21 @@ from dshealthd.collectors.gpu_processes import RANK as GPU
 from dshealthd.collectors.job_hang import BOUND, ENDED, PHASE_SECONDS
 from dshealthd.collectors.memory import OOM_KILLS as OOM
 from dshealthd.collectors.software import INFO as VERSION
-from dshealthd.collectors.training import HEARD, INFO, MEMORY, PHASE, STEP
+from dshealthd.collectors.training import (
+    HEARD,
+    INFO,
+    INPUT_SECONDS,
+    MEMORY,
+    PHASE,
+    STEP,
+    STEP_SECONDS,
+)
 from dshealthd.findings.jobs import ends, hangs
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.overview import overview
 from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
+from dshealthd.findings.slowness import inputs
 from dshealthd.findings.stalls import stalls
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.judge import Standstill
@@ -174,3 +183,13 @@ def test_memory_of_the_largest_gpu(reserved: float, said: str) -> None:
     (end,) = ends(Series([*sizes, *failed], past=Past(), now=60.0), 0.0)
     assert said in end.reason
     assert bool(said) is ("memory" in end.reason)
+
+
+def test_the_rank_that_waits_longest_for_its_input() -> None:
+    """It is the finding's value; all that wait for too long are named."""
+    samples = []
+    for rank, share in (("0", 0.4), ("1", 0.6), ("2", 0.5), ("3", 0.2)):
+        of = "run-1", rank
+        samples += [STEP(5.0, *of), STEP_SECONDS(2.0, *of), INPUT_SECONDS(2.0 * share, *of)]
+    (sign,) = inputs(Series(samples, past=Past(), now=0.0), 0.0)
+    assert (sign.reason, sign.value) == ("ranks 0, 1, 2", 0.6)
