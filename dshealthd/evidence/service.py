@@ -153,32 +153,24 @@ class Evidence:
         self._kept = bundles_among(names)
 
     def update_hangs(self, hangs: Iterable[Standstill]) -> None:
-        """Note the hangs that are confirmed now; hangs that are not given are over.
+        """Note the hangs that are confirmed now, and start collecting evidence of those that are
+        due; hangs that are not given are over.
 
         Evidence does not wait until the probes have found a cause, as the page does: the job may
         end meanwhile.
         """
-        self.update(map(case, hangs))
-
-    def update(self, hangs: Iterable[HangCase]) -> None:
-        """Note the jobs that are hung now, and start collecting evidence of those that are due."""
-        present = {case.job: case for case in hangs}
+        present = {hang.job: hang for hang in hangs}
         now = self._monotonic()
         self._first_seen = {job: self._first_seen.get(job, now) for job in present}
         # A job that went on and hangs again has a new hang, without evidence yet.
         self._done &= present.keys()
         if not self.options.enabled:
             return
-        for job, case in present.items():
-            ripe = now - self._first_seen[job] >= self.options.after
-            if (
-                ripe
-                and job not in self._done
-                and self._due(job)
-                and len(self._waiting) < MAX_WAITING
-            ):
+        for job, hang in present.items():
+            ripe = now - self._first_seen[job] >= self.options.after and self._due(job)
+            if ripe and job not in self._done and len(self._waiting) < MAX_WAITING:
                 self._done.add(job)
-                self._waiting[job] = case
+                self._waiting[job] = case(hang)
         if self._waiting and not self._running:
             self._running = True
             task = asyncio.create_task(self._collect_waiting(), name="evidence")

@@ -254,10 +254,6 @@ def _never_well(series: Series) -> Iterator[Sign]:
             yield Sign(DEGRADED, UNLIKE, part=part, value=rate, limit=limit, source=name)
 
 
-def _port(labels: Mapping[str, str]) -> str:
-    return f"{labels['device']}/{labels['port']}"
-
-
 def _pair(labels: Mapping[str, str]) -> Port:
     return labels["device"], labels["port"]
 
@@ -283,10 +279,10 @@ def _flapping(series: Series) -> Iterator[Sign]:
         for labels, value in series.highest("infiniband_port_up", BLIP, full=True)
     )
     name = short_name(LONG_DOWN)
-    found = {_port(labels) for labels, value in series.highest(name, 900.0) if value}
-    found |= {_port(labels) for labels, value in series("infiniband_port_up") if not value}
+    found = {_pair(labels) for labels, value in series.highest(name, 900.0) if value}
+    found |= {_pair(labels) for labels, value in series("infiniband_port_up") if not value}
     for labels, value in series.rise(errors, RECENT, type="link_downed"):
-        if value > 0 and _port(labels) not in found:
+        if value > 0 and _pair(labels) not in found:
             yield _sign(labels, "was down for a moment; a job there may have ended or hung", value)
 
 

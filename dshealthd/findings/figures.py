@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 CAUSES = {"dshealthd_gpu_throttle_active": "dshealthd_gpu_temperature_celsius"}
 """Metrics of findings about which another one's trend says more."""
+_GIB = 2.0**-30
 
 
 class Figure(NamedTuple):
@@ -25,7 +26,6 @@ class Figure(NamedTuple):
 
 
 _SENDS, _RECEIVES = (Figure(what, "Gb/s", 8e-9, is_counter=True) for what in ("sends", "receives"))
-_GIB = 2.0**-30
 _ERRORS = Figure("errors", "per minute", 60.0, is_counter=True)
 FIGURES = {
     "dshealthd_gpu_temperature_celsius": Figure("{sensor} temperature", "°C"),

@@ -39,6 +39,7 @@ NVME = {
 TROUBLE, HANGS = "DshealthdStorageTrouble", "hangs"
 FULL = "DshealthdFilesystemFull"
 FREE = "filesystem_free_bytes"
+SPACE, INODES = (FREE, "filesystem_size_bytes"), ("filesystem_files_free", "filesystem_files")
 HALF_A_MINUTE, MINUTES_5, MINUTES_15 = 30.0, 300.0, 900.0
 HOUR, DAY = 3600.0, 86400.0
 WEEKEND = 3
@@ -87,13 +88,10 @@ def space(series: Series, _wall: float) -> Iterator[Sign]:
         used = _used(series, path)
         if path in apart or used is None:
             continue
-        inodes = share(
-            series.value("filesystem_files_free", path=path),
-            series.value("filesystem_files", path=path),
-        )
+        inodes = _in_use(series, path, *INODES)
         # The last percent of a petabyte is room for many checkpoints; the last inode is not.
         crowded = free < series.limits.filesystem_free_bytes
-        no_inodes = inodes is not None and 1 - inodes > series.limits.filesystem_used_critical_ratio
+        no_inodes = inodes is not None and inodes > series.limits.filesystem_used_critical_ratio
         limit = "filesystem_used_critical_ratio"
         reason = "has nearly all of its space or inodes in use"
         full = over(series, FULL, used, limit, FREE, reason, labels)
@@ -102,7 +100,7 @@ def space(series: Series, _wall: float) -> Iterator[Sign]:
         # A large file system has room for days even then, if it is not being filled.
         filled = highest.get(path, free) - free
         room = free >= max(series.limits.filesystem_free_bytes, filled * WEEKEND)
-        if not signs and (not room or (inodes is not None and 1 - inodes == used)):
+        if not signs and (not room or inodes == used):
             limit = "filesystem_used_ratio"
             reason = "is filling up: most of its space or inodes are in use"
             filling = over(series, FULL, used, limit, FREE, reason, labels)
@@ -113,14 +111,13 @@ def space(series: Series, _wall: float) -> Iterator[Sign]:
 
 def _used(series: Series, path: str) -> float | None:
     """Return the share of a path's space or inodes in use, whichever is more."""
-    shares = [
-        share(series.value(free, path=path), series.value(total, path=path))
-        for free, total in (
-            (FREE, "filesystem_size_bytes"),
-            ("filesystem_files_free", "filesystem_files"),
-        )
-    ]
-    return max((1 - left for left in shares if left is not None), default=None)
+    shares = (_in_use(series, path, *each) for each in (SPACE, INODES))
+    return max((one for one in shares if one is not None), default=None)
+
+
+def _in_use(series: Series, path: str, free: str, total: str) -> float | None:
+    left = share(series.value(free, path=path), series.value(total, path=path))
+    return None if left is None else 1 - left
 
 
 def _soon(series: Series, apart: set[str]) -> Iterator[Sign]:

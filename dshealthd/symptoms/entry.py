@@ -55,7 +55,36 @@ class EntryError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alert:
+class FleetRule:
+    """How several nodes decide together whether there is an alert for a finding, and where."""
+
+    expr: str
+    """Of a finding, it reads those of the nodes as `dshealthd_finding{FINDING}`, and may read more;
+    its result has the labels that the finding's sentences name.
+    """
+    ticket: str = ""
+    """The expression under which what is a page otherwise is a ticket."""
+    case: str = ""
+    """A template of the case for `steps`, `$case` in the description, if no label of the rule is
+    it: what may change while the alert remains the same.
+    """
+    description: str = ""
+    """What Prometheus can say of several nodes, as a template, in place of the finding's `says`."""
+    hold: str = ""
+    """How long the expression must hold, `for` in the file; empty if it fires at once."""
+    keep: str = ""
+    """How long it keeps firing after the expression stops holding, `keep_firing_for` in the file.
+
+    Empty: rules.KEEP_FIRING.
+    """
+    every: str = ""
+    """Evaluation interval, if longer than usual because the expression reads many series or much
+    history.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alert(FleetRule):
     """One alert rule of a symptom."""
 
     name: str
@@ -65,18 +94,10 @@ class Alert:
     """
     component: str
     """The kind of part it concerns, one of COMPONENTS; a label used for inhibition."""
-    expr: str
     summary: str
     """What is broken, without templates, so that all alerts of one name can share it as a title."""
-    description: str
+    description: str = field()
     """Which part, why, and the first step; a Prometheus template."""
-    hold: str = ""
-    """How long the expression must hold, `for` in the file; empty if it fires at once."""
-    keep: str = ""
-    """How long it keeps firing after the expression stops holding, `keep_firing_for` in the file.
-
-    Empty: rules.KEEP_FIRING.
-    """
     audience: Literal["operator", "owner"] = "operator"
     """Who can fix it: the operator of the cluster, or the owner of the training job."""
     act: str = ""
@@ -85,46 +106,15 @@ class Alert:
     """What to do first, as a sentence, if it is not part of the description."""
     steps: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What to do first by the label `reason`, in place of `step`."""
-    every: str = ""
-    """Evaluation interval, if longer than usual because the expression reads many series or much
-    history.
-    """
     symptom: str = ""
     """The label `symptom`, a template, of an alert that stands for those of other symptoms."""
-    ticket: str = ""
-    """The expression under which an alert that is a page otherwise is a ticket."""
     ticket_hold: str = ""
-    """How long that one must hold, `ticket_for` in the file."""
+    """How long the expression of its ticket must hold, `ticket_for` in the file."""
 
     @property
     def severities(self) -> str:
         """The severities that its rules have, in words."""
         return f"{self.severity} or warning" if self.ticket else self.severity
-
-
-@dataclass(frozen=True, kw_only=True)
-class FleetRule:
-    """How several nodes decide together whether there is an alert for a finding, and where."""
-
-    expr: str
-    """Reads the nodes' findings as `dshealthd_finding{FINDING}`, and may read more.
-
-    Its result has the labels that the finding's sentences name.
-    """
-    ticket: str = ""
-    """The expression under which a finding that is a page otherwise is a ticket."""
-    case: str = ""
-    """A template of the case for `steps`, `$case` in the description, if no label of the rule is
-    it: what may change while the alert remains the same.
-    """
-    description: str = ""
-    """What Prometheus can say of several nodes, as a template, in place of the finding's `says`."""
-    hold: str = ""
-    """How long the expression must hold, `for` in the file."""
-    keep: str = ""
-    """How long it keeps firing, `keep_firing_for` in the file. Empty: rules.KEEP_FIRING."""
-    every: str = ""
-    """Evaluation interval, if longer than usual."""
 
 
 @dataclass(frozen=True, kw_only=True)

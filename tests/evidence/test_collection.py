@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 
 from bench.processes import free_port
 from dshealthd.core.host import Host
+from dshealthd.evidence import process
 from dshealthd.evidence.bundle import make
 from dshealthd.evidence.collection import Collection
 from dshealthd.evidence.findings import HangCase
@@ -393,6 +395,14 @@ def test_a_rank_that_has_ended_meanwhile_is_said_to_be_gone(node: Node) -> None:
     text, _, whole = node.collect(HangCase(job="slurm-7", reason="process", ranks=ranks))
     assert f"rank 5 (pid {process.pid}), the kernel's view: process {process.pid} is gone" in text
     assert not whole
+
+
+def test_a_rank_that_ends_meanwhile_is_gone() -> None:
+    """Between the two looks of a second at what it uses."""
+    with subprocess.Popen(["sleep", "0.3"]) as child:
+        threading.Thread(target=child.wait).start()
+        found = process.collect(lambda *_: None, Host(), child.pid, 5)
+    assert (found["state"], found["cpu"]) == ("gone", None)
 
 
 def test_kernel_lines_and_rounds_of_the_last_time_are_kept(node: Node) -> None:

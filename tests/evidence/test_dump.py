@@ -228,21 +228,18 @@ def test_what_shares_itself_a_billion_times_is_read_at_once() -> None:
     assert digest(dump(entry(1, frames=bomb, input_sizes=bomb)))["groups"][0]["entered"] == 1
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        pytest.param(
-            b"\x80\x02r" + struct.pack("<I", 0xFFFFFFF0) + b".", id="memo of four billion entries"
-        ),
-        pytest.param(
-            b"\x80\x02" + b"]r" + struct.pack("<I", 0x7FFFFFF0) + b".",
-            id="memo of two billion entries",
-        ),
-        pytest.param(
-            b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b".", id="byte array of a terabyte"
-        ),
-    ],
-)
+@pytest.mark.parametrize("data", [
+    pytest.param(
+        b"\x80\x02r" + struct.pack("<I", 0xFFFFFFF0) + b".", id="memo of four billion entries"
+    ),
+    pytest.param(
+        b"\x80\x02" + b"]r" + struct.pack("<I", 0x7FFFFFF0) + b".",
+        id="memo of two billion entries",
+    ),
+    pytest.param(
+        b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b".", id="byte array of a terabyte"
+    ),
+])  # fmt: skip
 def test_a_bomb_of_memory_ends_in_its_own_process(data: bytes) -> None:
     """What asks for more memory than there is says so, or is killed; the collection goes on."""
     step = read_in_child(data)

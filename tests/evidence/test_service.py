@@ -40,6 +40,7 @@ OPTIONS = EvidenceOptions(
     max_bytes=Bytes(1 << 23),
 )
 FAILING = (sys.executable, "-c", "pass")
+CASE = HangCase(job="slurm-7", reason="waiting")
 HANGING = (sys.executable, "-c", "import time; time.sleep(60)")
 STOPPED = (
     sys.executable,
@@ -52,6 +53,12 @@ __main__.main(int(sys.argv[1]))
 """,
 )
 """A collecting process that is stopped after it has begun its bundle."""
+
+
+def hang(job: str, **times: float) -> Standstill:
+    """Return the hang of a job whose ranks wait for each other."""
+    known = {"job": job, "reason": HangClass.WAITING, "culprits": (), "ranks": (), "since": NOW}
+    return Standstill(**{**known, **times})  # type: ignore[arg-type] # fields of several types
 
 
 class Node:
@@ -84,7 +91,7 @@ class Node:
         """
         self.monotonic += seconds
         self.wall += seconds
-        self.evidence.update([HangCase(job=job, reason="waiting") for job in jobs])
+        self.evidence.update_hangs(map(hang, jobs))
         while self.evidence.status()["state"] == "running":
             await asyncio.sleep(0.02)
         return [entry.job for entry in bundles_in(self.evidence.directory)]
@@ -117,17 +124,8 @@ async def test_a_hang_is_taken_once_and_not_before_it_has_lasted(tmp_path: Path)
 async def test_a_hang_without_a_cause_is_taken_at_once(tmp_path: Path) -> None:
     """A wait within a step causes a bundle, though its page waits for the probes."""
     node = Node(tmp_path)
-    still = Standstill(
-        job="slurm-1",
-        reason=HangClass.WAITING,
-        culprits=(),
-        ranks=(),
-        since=NOW,
-        overdue=1.0,
-        hold=UNEXPLAINED,
-    )
     for _ in range(2):
-        node.evidence.update_hangs([still])
+        node.evidence.update_hangs([hang("slurm-1", overdue=1.0, hold=UNEXPLAINED)])
         node.monotonic += 10.0
     while node.evidence.status()["state"] == "running":
         await asyncio.sleep(0.02)
@@ -219,7 +217,7 @@ def test_a_collection_that_hangs_is_killed_and_what_it_had_is_kept(tmp_path: Pat
     async def scene() -> None:
         node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(3.0)), command=STOPPED)
         watch = Stopwatch()
-        taken = await node.evidence.collect(HangCase(job="slurm-7", reason="waiting"))
+        taken = await node.evidence.collect(CASE)
         assert watch.seconds() < 6
         assert taken.outcome == "killed"
         assert node.values(BUNDLES)["killed",] == 1
@@ -254,9 +252,7 @@ run("hang", hang, 60)
             dataclasses.replace(OPTIONS, deadline=Duration(6.0)),
             command=(sys.executable, "-c", code),
         )
-        assert (
-            await node.evidence.collect(HangCase(job="slurm-7", reason="waiting"))
-        ).outcome == "killed"
+        assert (await node.evidence.collect(CASE)).outcome == "killed"
 
     asyncio.run(scene())
     step = (tmp_path / "pid").read_text(encoding="ascii").split()[0]
@@ -272,7 +268,7 @@ run("hang", hang, 60)
 async def test_a_loop_goes_on_while_a_collection_hangs(tmp_path: Path) -> None:
     """The agent's loop is never held up by more than a moment."""
     node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(2.0)), command=HANGING)
-    task = asyncio.create_task(node.evidence.collect(HangCase(job="slurm-7", reason="waiting")))
+    task = asyncio.create_task(node.evidence.collect(CASE))
     worst = 0.0
     while not task.done():
         watch = Stopwatch()
@@ -285,18 +281,16 @@ async def test_a_loop_goes_on_while_a_collection_hangs(tmp_path: Path) -> None:
 async def test_a_collecting_process_that_ends_early_is_a_failure(tmp_path: Path) -> None:
     """Neither an exception nor a wait: an outcome."""
     node = Node(tmp_path, command=FAILING)
-    taken = await node.evidence.collect(HangCase(job="slurm-7", reason="waiting"))
+    taken = await node.evidence.collect(CASE)
     assert (taken.outcome, taken.bundle) == ("failed", "")
     missing = Node(tmp_path, command=("/nonexistent",))
-    assert (
-        await missing.evidence.collect(HangCase(job="slurm-7", reason="waiting"))
-    ).outcome == "failed"
+    assert (await missing.evidence.collect(CASE)).outcome == "failed"
 
 
 async def test_a_disk_that_is_nearly_full_is_a_refusal(tmp_path: Path) -> None:
     """It is counted, and says how much there is."""
     node = Node(tmp_path, dataclasses.replace(OPTIONS, min_free_bytes=Bytes(1 << 60)))
-    taken = await node.evidence.collect(HangCase(job="slurm-7", reason="waiting"))
+    taken = await node.evidence.collect(CASE)
     assert taken.outcome == "refused"
     assert "MiB are free" in taken.detail
     assert node.values(BUNDLES)["refused",] == 1
@@ -304,9 +298,7 @@ async def test_a_disk_that_is_nearly_full_is_a_refusal(tmp_path: Path) -> None:
 
 async def test_a_state_directory_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
     """An agent whose state could not be made goes on without evidence, and says why."""
-    taken = await Node(tmp_path / "missing").evidence.collect(
-        HangCase(job="slurm-7", reason="waiting")
-    )
+    taken = await Node(tmp_path / "missing").evidence.collect(CASE)
     assert taken.outcome == "failed"
     assert "No such file or directory" in taken.detail
 
@@ -338,7 +330,7 @@ def test_to_stop_ends_a_collection(tmp_path: Path) -> None:
 
     async def scene() -> None:
         node = Node(tmp_path, dataclasses.replace(OPTIONS, after=Duration(0.0)), command=HANGING)
-        node.evidence.update([HangCase(job="slurm-1", reason="waiting")])
+        node.evidence.update_hangs([hang("slurm-1")])
         await asyncio.sleep(0.3)
         watch = Stopwatch()
         await node.evidence.close()

@@ -6,9 +6,7 @@ A scene is what the agents of some nodes read, in promtool's notation, and what 
       samples:
         - dshealthd_open_files{scope="job", training_job="run-1"} 200x4 900x12 1020x52
         - dshealthd_open_files_limit{scope="job", training_job="run-1"} 1024x68
-      found:
-        20s: []
-        1m15s: [HostLimitNear job run-1]
+      found: {20s: [], 1m15s: [HostLimitNear job run-1]}
 
 A scene of hours is judged as seldom as its `judged` says, not at each sample. A scene with `limits`
 has those of the configuration; one with `clock` has nodes whose clock is that far from the right

@@ -42,34 +42,31 @@ def _labels(rank: int) -> list[str]:
 INSPECTOR = SECONDS(0.1, *(JOB if name == "training_job" else "-" for name in SECONDS.dimensions))
 
 
-@pytest.mark.parametrize(
-    ("samples", "expected"),
-    [
-        ([], {}),
-        ([RANKS(2, JOB, "run")], {"heartbeat": 0, "nothing": 2}),
-        ([RANKS(2, JOB, "run"), *heard(0, 1)], {"heartbeat": 2}),
-        ([RANKS(1, JOB, "a"), RANKS(2, JOB, "b"), *heard(0)], {"heartbeat": 1, "nothing": 2}),
-        ([RANKS(8, JOB, "run"), *on_gpus(0, 1), *heard(0, 5)], {"heartbeat": 1, "nothing": 1}),
-        ([RANKS(2, JOB, "run"), STATE(1, JOB, "answered")], {"heartbeat": 0, "ras": 2}),
-        ([RANKS(2, JOB, "run"), STATE(1, JOB, "disabled")], {"heartbeat": 0, "nothing": 2}),
-        ([RANKS(2, JOB, "run"), STATE(1, JOB, "elsewhere")], {"heartbeat": 0, "elsewhere": 2}),
-        (
-            [RANKS(2, JOB, "run"), STATE(1, JOB, "elsewhere"), INSPECTOR],
-            {"heartbeat": 0, "inspector": 2},
-        ),
-        (
-            [RANKS(2, JOB, "run"), STATE(1, JOB, "elsewhere"), LAUNCHES(5, JOB, "0", "send")],
-            {"heartbeat": 0, "launches": 2},
-        ),
-        ([RANKS(2, "another", "run")], {}),
-        ([RANKS(2, JOB, "run"), DECLINED(2, JOB, "run")], {"heartbeat": 0, "declined": 2}),
-        (
-            [RANKS(4, JOB, "a"), DECLINED(1, JOB, "a"), *heard(0, 1)],
-            {"heartbeat": 2, "declined": 1, "nothing": 1},
-        ),
-        ([RANKS(2, JOB, "run"), DECLINED(1, JOB, "run"), *heard(0, 1)], {"heartbeat": 2}),
-    ],
-)
+@pytest.mark.parametrize(("samples", "expected"), [
+    ([], {}),
+    ([RANKS(2, JOB, "run")], {"heartbeat": 0, "nothing": 2}),
+    ([RANKS(2, JOB, "run"), *heard(0, 1)], {"heartbeat": 2}),
+    ([RANKS(1, JOB, "a"), RANKS(2, JOB, "b"), *heard(0)], {"heartbeat": 1, "nothing": 2}),
+    ([RANKS(8, JOB, "run"), *on_gpus(0, 1), *heard(0, 5)], {"heartbeat": 1, "nothing": 1}),
+    ([RANKS(2, JOB, "run"), STATE(1, JOB, "answered")], {"heartbeat": 0, "ras": 2}),
+    ([RANKS(2, JOB, "run"), STATE(1, JOB, "disabled")], {"heartbeat": 0, "nothing": 2}),
+    ([RANKS(2, JOB, "run"), STATE(1, JOB, "elsewhere")], {"heartbeat": 0, "elsewhere": 2}),
+    (
+        [RANKS(2, JOB, "run"), STATE(1, JOB, "elsewhere"), INSPECTOR],
+        {"heartbeat": 0, "inspector": 2},
+    ),
+    (
+        [RANKS(2, JOB, "run"), STATE(1, JOB, "elsewhere"), LAUNCHES(5, JOB, "0", "send")],
+        {"heartbeat": 0, "launches": 2},
+    ),
+    ([RANKS(2, "another", "run")], {}),
+    ([RANKS(2, JOB, "run"), DECLINED(2, JOB, "run")], {"heartbeat": 0, "declined": 2}),
+    (
+        [RANKS(4, JOB, "a"), DECLINED(1, JOB, "a"), *heard(0, 1)],
+        {"heartbeat": 2, "declined": 1, "nothing": 1},
+    ),
+    ([RANKS(2, JOB, "run"), DECLINED(1, JOB, "run"), *heard(0, 1)], {"heartbeat": 2}),
+])  # fmt: skip
 def test_followed(samples: list[Sample], expected: dict[str, float]) -> None:
     """The best counts for each rank; ranks without a GPU do not, where others have one."""
     assert followed(*samples) == expected

@@ -9,18 +9,27 @@ from types import SimpleNamespace
 
 import pytest
 
-from dshealthd.collectors.gpu import ACTIVITY, POWER, UTILIZATION
+from dshealthd.collectors.gpu import ACTIVITY, MEMORY_TOTAL, POWER, UTILIZATION
 from dshealthd.collectors.gpu import POWER_LIMIT as LIMIT
 from dshealthd.collectors.gpu_processes import RANK as GPU
 from dshealthd.collectors.job_hang import BOUND, ENDED, PHASE_SECONDS
 from dshealthd.collectors.memory import OOM_KILLS as OOM
 from dshealthd.collectors.software import INFO as VERSION
-from dshealthd.collectors.training import HEARD, INFO, PHASE, STEP
+from dshealthd.collectors.training import (
+    HEARD,
+    INFO,
+    INPUT_SECONDS,
+    MEMORY,
+    PHASE,
+    STEP,
+    STEP_SECONDS,
+)
 from dshealthd.findings.jobs import ends, hangs
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.overview import overview
 from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
+from dshealthd.findings.slowness import inputs
 from dshealthd.findings.stalls import stalls
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.judge import Standstill
@@ -164,3 +173,23 @@ def test_memory_that_ran_out(minutes: int, explains: bool) -> None:  # noqa: FBT
         list(ends(Series([oom], past=past, now=60.0 * minute), 0.0))
     (end,) = ends(Series([oom, killed], past=past, now=60.0 * minutes), 0.0)
     assert ("OOM" in end.reason) is explains
+
+
+@pytest.mark.parametrize(("reserved", "said"), [(72e9, ""), (73e9, "held nearly all")])
+def test_memory_of_the_largest_gpu(reserved: float, said: str) -> None:
+    """A rank that fails with nine tenths of it reserved has probably run out of it."""
+    sizes = (MEMORY_TOTAL(24e9, "0", "GPU-0"), MEMORY_TOTAL(80e9, "1", "GPU-1"))
+    failed = ENDED(5.0, "run-1", "0", "failed"), MEMORY(reserved, "run-1", "0", "reserved")
+    (end,) = ends(Series([*sizes, *failed], past=Past(), now=60.0), 0.0)
+    assert said in end.reason
+    assert bool(said) is ("memory" in end.reason)
+
+
+def test_the_rank_that_waits_longest_for_its_input() -> None:
+    """It is the finding's value; all that wait for too long are named."""
+    samples = []
+    for rank, share in (("0", 0.4), ("1", 0.6), ("2", 0.5), ("3", 0.2)):
+        of = "run-1", rank
+        samples += [STEP(5.0, *of), STEP_SECONDS(2.0, *of), INPUT_SECONDS(2.0 * share, *of)]
+    (sign,) = inputs(Series(samples, past=Past(), now=0.0), 0.0)
+    assert (sign.reason, sign.value) == ("ranks 0, 1, 2", 0.6)

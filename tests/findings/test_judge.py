@@ -467,27 +467,24 @@ async def test_a_request_before_the_start_costs_no_past(tmp_path: Path) -> None:
     await later.judge.close()
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        *("", "{", "[]", "null", '"x"', "7", "\0\xff", "[" * 100_000, '{"version": 0}'),
-        *(foreign(time=time) for time in _any("x", None, [], "1e400", -1.0, 1e300)),
-        *(
-            foreign().replace("5.0", number)
-            for number in ("NaN", "Infinity", "1e400", "1" + 400 * "0")
-        ),
-        *(foreign(past=past) for past in _any(None, [], [1], "x", {"x": {}}, {"zzz x 60 ": {}})),
-        *(
-            foreign(past={"mean x 60 ": rows})
-            for rows in _any([], None, {"dimensions": 5, "series": []})
-        ),
-        *(foreign(gpus=gpus) for gpus in _any(None, [], {}, {**GPUS, "energy": [1]})),
-        *(foreign(gpus={**GPUS, "most": most}) for most in _any(None, "1", [], -1)),
-        *(foreign(findings=found) for found in _any([{}], [[]], ["x"], [None], {"a": 1}, 5)),
-        foreign(findings=[{"finding": [], "keep": 1, "age": 1, "unseen": 1}]),
-        foreign(findings=[{"finding": {}, "keep": 10**400}]),
-    ],
-)
+@pytest.mark.parametrize("content", [
+    *("", "{", "[]", "null", '"x"', "7", "\0\xff", "[" * 100_000, '{"version": 0}'),
+    *(foreign(time=time) for time in _any("x", None, [], "1e400", -1.0, 1e300)),
+    *(
+        foreign().replace("5.0", number)
+        for number in ("NaN", "Infinity", "1e400", "1" + 400 * "0")
+    ),
+    *(foreign(past=past) for past in _any(None, [], [1], "x", {"x": {}}, {"zzz x 60 ": {}})),
+    *(
+        foreign(past={"mean x 60 ": rows})
+        for rows in _any([], None, {"dimensions": 5, "series": []})
+    ),
+    *(foreign(gpus=gpus) for gpus in _any(None, [], {}, {**GPUS, "energy": [1]})),
+    *(foreign(gpus={**GPUS, "most": most}) for most in _any(None, "1", [], -1)),
+    *(foreign(findings=found) for found in _any([{}], [[]], ["x"], [None], {"a": 1}, 5)),
+    foreign(findings=[{"finding": [], "keep": 1, "age": 1, "unseen": 1}]),
+    foreign(findings=[{"finding": {}, "keep": 10**400}]),
+])  # fmt: skip
 async def test_invalid_file_begins_anew_and_says_so(content: str, tmp_path: Path) -> None:
     """A state file that is corrupt, or JSON that no agent wrote, costs the past, not the judgement,
     and the status tells.

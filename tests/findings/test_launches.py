@@ -82,18 +82,15 @@ STEP = 0.5
 LITTLE, MUCH = LOSS * STEP * 0.99, LOSS * STEP
 
 
-@pytest.mark.parametrize(
-    ("late", "says"),
-    [
-        ((), ""),
-        ((0.0, 0.0), ""),  # of a third one nothing is known
-        ((0.0, 0.001, 0.002), "; no host here is late: GPU or network"),
-        ((0.0, 0.001, LITTLE), "; no host here is late: GPU or network"),
-        ((0.0, 0.0, MUCH), "; rank 2 launches 20 ms after the others (host side)"),
-        ((0.032, 0.0, 0.0), "; rank 0 launches 32 ms after the others (host side)"),
-        ((0.0, 0.03, 0.032), ""),  # two are late
-    ],
-)
+@pytest.mark.parametrize(("late", "says"), [
+    ((), ""),
+    ((0.0, 0.0), ""),  # of a third one nothing is known
+    ((0.0, 0.001, 0.002), "; no host here is late: GPU or network"),
+    ((0.0, 0.001, LITTLE), "; no host here is late: GPU or network"),
+    ((0.0, 0.0, MUCH), "; rank 2 launches 20 ms after the others (host side)"),
+    ((0.032, 0.0, 0.0), "; rank 0 launches 32 ms after the others (host side)"),
+    ((0.0, 0.03, 0.032), ""),  # two are late
+])  # fmt: skip
 def test_hosts(late: tuple[float, ...], says: str) -> None:
     """One rank that is late alone is named, if it costs as much of a step as a slow rank may."""
     samples = [LATE(value, JOB, str(rank)) for rank, value in enumerate(late)]

@@ -16,15 +16,12 @@ CASES = yaml_files.load(Path(__file__).with_name("limits.yml"))
 ELSEWHERE = set(CASES["elsewhere"])
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=f"{name}-{place}")
-        for kind in ("limits", "fixed")
-        for name, cases in CASES[kind].items()
-        for place, case in enumerate(cases)
-    ],
-)
+@pytest.mark.parametrize("case", [
+    pytest.param(case, id=f"{name}-{place}")
+    for kind in ("limits", "fixed")
+    for name, cases in CASES[kind].items()
+    for place, case in enumerate(cases)
+])  # fmt: skip
 def test_sides(case: dict[str, Any]) -> None:
     """A finding begins with what is beyond its limit, and not with what is within."""
     rows = [row for each in case["samples"] for row in (each if isinstance(each, list) else [each])]

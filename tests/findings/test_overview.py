@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 
 from dshealthd.collectors.job_hang import BOUND, PHASE_SECONDS
-from dshealthd.collectors.training import HEARD, PHASE, STEP
+from dshealthd.collectors.training import (
+    HEARD,
+    NODE_RANKS,
+    NODE_STEP_SECONDS,
+    NODE_WORK_SECONDS,
+    PHASE,
+    SLOWEST,
+    STEP,
+)
 from dshealthd.core import schema
 from dshealthd.core.collector import Sample
 from dshealthd.core.schema import SchemaError
@@ -17,24 +26,21 @@ from dshealthd.findings.series import Series
 from tests.job_states import TOGETHER, WORLD, Part
 
 
-@pytest.mark.parametrize(
-    ("field", "values", "whole"),
-    [
-        ("ranks", (8, 4, 0), 12),
-        ("world_size", (None, 16, 16), 16),
-        ("world_size", (None, None, None), None),
-        ("step", (7, None, 5), 5),
-        ("step", (None, None, None), None),
-        ("step_highest", (7, None, 9), 9),
-        ("steps_per_minute", (60.0, None, 50.0), 50.0),
-        ("steps_per_minute", (None, None, None), None),
-        ("loss", ("unknown", "finite", "not finite"), "not finite"),
-        ("loss", ("unknown", "finite", "finite"), "finite"),
-        ("loss", ("unknown", "unknown", "unknown"), "unknown"),
-        ("attempts", (2, None, 3), 3),
-        ("attempts", (None, None, None), None),
-    ],
-)
+@pytest.mark.parametrize(("field", "values", "whole"), [
+    ("ranks", (8, 4, 0), 12),
+    ("world_size", (None, 16, 16), 16),
+    ("world_size", (None, None, None), None),
+    ("step", (7, None, 5), 5),
+    ("step", (None, None, None), None),
+    ("step_highest", (7, None, 9), 9),
+    ("steps_per_minute", (60.0, None, 50.0), 50.0),
+    ("steps_per_minute", (None, None, None), None),
+    ("loss", ("unknown", "finite", "not finite"), "not finite"),
+    ("loss", ("unknown", "finite", "finite"), "finite"),
+    ("loss", ("unknown", "unknown", "unknown"), "unknown"),
+    ("attempts", (2, None, 3), 3),
+    ("attempts", (None, None, None), None),
+])  # fmt: skip
 def test_figures_of_all_nodes(field: str, values: tuple[Any, ...], whole: object) -> None:
     """The slowest pace, the lowest and highest step, the worst loss, whichever node comes first."""
     for order in (values, values[::-1]):
@@ -75,15 +81,12 @@ def shown(*samples: Sample) -> dict[str, Any]:
     return job
 
 
-@pytest.mark.parametrize(
-    ("ago", "bound", "state"),
-    [
-        (30.0, 30.0, "training"),
-        (30.1, 30.0, "silent"),
-        (60.0, 120.0, "training"),
-        (60.1, 120.0, "silent"),
-    ],
-)
+@pytest.mark.parametrize(("ago", "bound", "state"), [
+    (30.0, 30.0, "training"),
+    (30.1, 30.0, "silent"),
+    (60.0, 120.0, "training"),
+    (60.1, 120.0, "silent"),
+])  # fmt: skip
 def test_a_job_that_is_silent(ago: float, bound: float, state: str) -> None:
     """For half a minute, and for half of what would be overdue."""
     assert shown(HEARD(1000.0 - ago, "j", "0"), BOUND(bound, "j", "0"))["state"] == state
@@ -102,6 +105,19 @@ def test_a_pause_of_a_moment_is_not_shown(seconds: float, state: str) -> None:
     assert (job["stall"] or {"cause": None})["cause"] == (
         "checkpoint" if state == "paused" else None
     )
+
+
+@pytest.mark.parametrize("roles", [8, 9])
+def test_eight_roles_are_told(roles: int) -> None:
+    """Each over four times; a node of eight GPUs has no more."""
+    told = [("j", str(role)) for role in range(roles)]
+    samples = [STEP(50.0, "j", "0")]
+    for role in told:
+        samples += [NODE_STEP_SECONDS(1.0, *role), NODE_RANKS(2.0, *role), SLOWEST(0.0, *role)]
+        for over, of in product(("30s", "2m", "5m", "pauses"), ("slow", "usual")):
+            samples.append(NODE_WORK_SECONDS(0.5, *role, over, of))
+    (job,) = overview(Series(samples), "")
+    assert len(job["own_work"]) == 4 * 8
 
 
 @pytest.mark.parametrize("ranks", [64, 65])

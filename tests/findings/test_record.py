@@ -92,29 +92,24 @@ def says(made: NodeRecord, wall: float = NOW) -> list[str]:
     return [entry["says"] for entry in document(made, wall)["entries"]]
 
 
-def test_a_finding_that_ends_is_recorded_and_outlives_the_agent(tmp_path: Path) -> None:
+async def test_a_finding_that_ends_is_recorded_and_outlives_the_agent(tmp_path: Path) -> None:
     """What, part, reason, begin, end and the worst value; one that lasts is shown until now, and
     counted in `dshealthd_findings_total` once.
     """
-
-    async def live() -> tuple[dict[str, Any], dict[str, Any]]:
-        node = Node(tmp_path)
-        await node.judge.apply(loaded("", tmp_path))
-        for used in (0.95, 0.97, 0.95):
-            node.over(used)
-        lasting = json.loads(node.judge.history())
-        node.over(0.1, 0)
-        counts = [each.labels for each in node.judge.samples() if "_total" in each.metric.name]
-        assert counts == [("HostLimitNear",)]
-        await node.judge.close()
-        again = Node(tmp_path)
-        again.now = node.now + 3600
-        await again.judge.apply(loaded("", tmp_path))
-        after = json.loads(again.judge.history())
-        await again.judge.close()
-        return lasting, after
-
-    lasting, after = asyncio.run(live())
+    node = Node(tmp_path)
+    await node.judge.apply(loaded("", tmp_path))
+    for used in (0.95, 0.97, 0.95):
+        node.over(used)
+    lasting = json.loads(node.judge.history())
+    node.over(0.1, 0)
+    counts = [each.labels for each in node.judge.samples() if "_total" in each.metric.name]
+    assert counts == [("HostLimitNear",)]
+    await node.judge.close()
+    again = Node(tmp_path)
+    again.now = node.now + 3600
+    await again.judge.apply(loaded("", tmp_path))
+    after = json.loads(again.judge.history())
+    await again.judge.close()
     assert [each["what"] for each in lasting["entries"] if each["end"] is None] == ["HostLimitNear"]
     (entry,) = [each for each in after["entries"] if each["kind"] == "finding"]
     assert entry | {"begin": 0, "end": 0} == {
@@ -134,21 +129,17 @@ def test_a_finding_that_ends_is_recorded_and_outlives_the_agent(tmp_path: Path) 
     assert [each["kind"] for each in after["entries"]].count("boot") == 1
 
 
-def test_a_sign_that_does_not_last_is_not_recorded(tmp_path: Path) -> None:
+async def test_a_sign_that_does_not_last_is_not_recorded(tmp_path: Path) -> None:
     """What does not last for its hold, or is unreadable for a moment, is no finding of the past."""
-
-    async def live() -> dict[str, Any]:
-        node = Node(tmp_path)
-        await node.judge.apply(loaded("", tmp_path))
-        node.over(0.95, 10)
-        node.fail()
-        node.judge.judge()
-        node.over(0.1, 10)
-        await node.judge.close()
-        found: dict[str, Any] = json.loads(node.judge.history())
-        return found
-
-    assert {each["kind"] for each in asyncio.run(live())["entries"]} == {"boot", "agent"}
+    node = Node(tmp_path)
+    await node.judge.apply(loaded("", tmp_path))
+    node.over(0.95, 10)
+    node.fail()
+    node.judge.judge()
+    node.over(0.1, 10)
+    await node.judge.close()
+    found = json.loads(node.judge.history())["entries"]
+    assert {each["kind"] for each in found} == {"boot", "agent"}
 
 
 def test_boots_starts_and_drivers_stand_in_the_same_line(tmp_path: Path) -> None:
@@ -275,31 +266,28 @@ def test_the_record_is_bounded(tmp_path: Path) -> None:
     assert [one["part"] for one in document(made)["entries"]] == ["GPU 3"]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        '{"version": 2}',
-        b"\xff\xfe",
-        "[" * 100_000,
-        json.dumps({"version": 1, "began": None, "boot": "", "driver": "", "days": {}}),
-        json.dumps(
-            {
-                "version": 1,
-                "began": 1,
-                "boot": "",
-                "driver": "",
-                "time": 1,
-                "days": [[1, [1e9, 0]]],
-                "hours": [],
-                "entries": [],
-            }
-        ),
-    ],
-)
+@pytest.mark.parametrize("content", [
+    "",
+    "{",
+    "[]",
+    "null",
+    '{"version": 2}',
+    b"\xff\xfe",
+    "[" * 100_000,
+    json.dumps({"version": 1, "began": None, "boot": "", "driver": "", "days": {}}),
+    json.dumps(
+        {
+            "version": 1,
+            "began": 1,
+            "boot": "",
+            "driver": "",
+            "time": 1,
+            "days": [[1, [1e9, 0]]],
+            "hours": [],
+            "entries": [],
+        }
+    ),
+])  # fmt: skip
 def test_a_corrupt_file_is_set_aside(tmp_path: Path, content: str | bytes) -> None:
     """The record begins anew and says so; what was there is kept beside it."""
     made = after(tmp_path, content)
@@ -315,18 +303,15 @@ def test_a_corrupt_file_is_set_aside(tmp_path: Path, content: str | bytes) -> No
     assert json.loads((tmp_path / FILE).read_text("utf-8"))["entries"][0]["what"] == "GpuLost"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"begin": -1.0},
-        {"end": None},
-        {"times": 0},
-        {"severity": "bad"},
-        {"value": "1"},
-        {"says": "x" * 201},
-        {"kind": 1},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {"begin": -1.0},
+    {"end": None},
+    {"times": 0},
+    {"severity": "bad"},
+    {"value": "1"},
+    {"says": "x" * 201},
+    {"kind": 1},
+])  # fmt: skip
 def test_an_entry_of_another_shape_is_corrupt(tmp_path: Path, changes: dict[str, Any]) -> None:
     """All of a file counts, or nothing."""
     kept(tmp_path, fault(NOW))
@@ -369,34 +354,31 @@ def test_entries_of_the_future_wait_for_their_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("jump", [YEAR, -YEAR])
-def test_a_clock_that_jumps_a_year_neither_loses_nor_invents(jump: float, tmp_path: Path) -> None:
+async def test_a_clock_that_jumps_a_year_neither_loses_nor_invents(
+    jump: float, tmp_path: Path
+) -> None:
     """A finding over the jump has the length that it had; the jump itself is an entry; once the
     clock is right again, all is there as before.
     """
-
-    async def live() -> tuple[dict[str, Any], dict[str, Any]]:
-        node = Node(tmp_path)
-        shift = 0.0
-        node.judge._wall = lambda: node.now + 1e9 + shift
-        await node.judge.apply(loaded("", tmp_path))
-        node.over(0.95, 100)
-        node.over(0.1, 0)
-        node.now += 2 * AGAIN
-        node.over(0.95, 100)
-        shift = jump
-        node.over(0.95, 100)
-        node.over(0.1, 0)
-        during = json.loads(node.judge.history())
-        # The file is written by the wrong clock, and by an agent that runs for days with it.
-        node.now += 2 * DAY
-        node.over(0.1, 0)
-        shift = 0.0
-        node.over(0.1, 0)
-        after = json.loads(node.judge.history())
-        await node.judge.close()
-        return during, after
-
-    during, after = asyncio.run(live())
+    node = Node(tmp_path)
+    shift = 0.0
+    node.judge._wall = lambda: node.now + 1e9 + shift
+    await node.judge.apply(loaded("", tmp_path))
+    node.over(0.95, 100)
+    node.over(0.1, 0)
+    node.now += 2 * AGAIN
+    node.over(0.95, 100)
+    shift = jump
+    node.over(0.95, 100)
+    node.over(0.1, 0)
+    during = json.loads(node.judge.history())
+    # The file is written by the wrong clock, and by an agent that runs for days with it.
+    node.now += 2 * DAY
+    node.over(0.1, 0)
+    shift = 0.0
+    node.over(0.1, 0)
+    after = json.loads(node.judge.history())
+    await node.judge.close()
     for shown in (during, after):
         found = [each for each in shown["entries"] if each["kind"] == "finding"]
         lengths = [each["end"] - each["begin"] for each in found]
@@ -410,26 +392,55 @@ def test_a_clock_that_jumps_a_year_neither_loses_nor_invents(jump: float, tmp_pa
     assert clocks[0] == pytest.approx(jump, abs=1)
 
 
-def test_ninety_days_go_only_by_a_clock_that_was_right_for_a_day(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("hours", "count"), [(20, 1), (30, 0)])
+async def test_ninety_days_go_only_by_a_clock_that_was_right_for_a_day(
+    hours: int, count: int, tmp_path: Path
+) -> None:
     """A clock a year ahead for an hour removes nothing from the file."""
+    for entries in ([fault(NOW)], []):
+        made = NodeRecord(tmp_path)
+        await made.load()
+        for entry in entries:
+            made.add(entry)
+        await saved(made)
+    for hour in (0, 1, hours):
+        made.settle(_series(), 3600.0 * hour, NOW + 3600 * hour + (YEAR if hour else 0))
+        await saved(made, 3600.0 * hour, NOW + 3600 * hour + (YEAR if hour else 0))
+    again = NodeRecord(tmp_path)
+    await again.load()
+    assert [one["kind"] for one in document(again)["entries"]].count("finding") == count
 
-    async def lives(hours: int) -> int:
-        for entries in ([fault(NOW)], []):
-            made = NodeRecord(tmp_path)
-            await made.load()
-            for entry in entries:
-                made.add(entry)
-            await saved(made)
-        for hour in (0, 1, hours):
-            made.settle(_series(), 3600.0 * hour, NOW + 3600 * hour + (YEAR if hour else 0))
-            await saved(made, 3600.0 * hour, NOW + 3600 * hour + (YEAR if hour else 0))
-        again = NodeRecord(tmp_path)
-        await again.load()
-        return len([one for one in document(again)["entries"] if one["kind"] == "finding"])
 
-    assert asyncio.run(lives(20)) == 1
-    (tmp_path / FILE).unlink()
-    assert asyncio.run(lives(30)) == 0
+@pytest.mark.parametrize(("moved", "clocks"), [(-60.0, 0), (60.0, 0), (61.0, 1), (-61.0, 1)])
+def test_a_clock_was_set_if_it_moved_by_more_than_a_minute(moved: float, clocks: int) -> None:
+    """Time daemons slew it by less between two judgements."""
+    made = NodeRecord(None)
+    made.settle(_series(), 0.0, NOW)
+    made.settle(_series(), 10.0, NOW + 10.0 + moved)
+    kinds = [one["kind"] for one in document(made, NOW + 200.0)["entries"]]
+    assert kinds.count("clock") == clocks
+
+
+def test_half_a_minute_between_two_judgements_counts_as_watched() -> None:
+    """A node that was suspended was not watched meanwhile."""
+    made = NodeRecord(None)
+    for second in (0.0, 29.0, 129.0):
+        made.settle(_series(), second, NOW + second)
+    assert document(made, NOW + 200.0)["days"][-1]["watched_seconds"] == 59
+
+
+async def test_how_long_it_was_watched_is_written_each_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What happens is written at once."""
+    made = NodeRecord(tmp_path)
+    await made.load()
+    written: list[str] = []
+    monkeypatch.setattr(made._file, "save", written.append)
+    made.add(fault(NOW))
+    for now, times in ((5000.0, 1), (8599.0, 1), (8600.0, 2)):
+        made.save(now, NOW)
+        assert len(written) == times
 
 
 def lived_through(made: NodeRecord, *hours: float) -> None:

@@ -237,26 +237,23 @@ def test_the_trend_of_a_finding() -> None:
     assert about("dshealthd_gpu_ecc_errors_total", 1.0) == ""
 
 
-@pytest.mark.parametrize(
-    ("values", "rises"),
-    [
-        ([50.0] * 20, 0),
-        ([50.0 + at for at in range(20)], 1),
-        ([50.0 - at for at in range(20)], -1),
-        # The least that a driver's integers show: two degrees in ten minutes are none, three are.
-        ([70.0 + 2.0 * at / 19 for at in range(20)], 0),
-        ([70.0 + 3.0 * at / 19 for at in range(20)], 1),
-        # A step from one integer to the next.
-        ([70.0] * 10 + [71.0] * 10, 0),
-        # A rise of twice and of six times the scatter: 10 up and down.
-        ([100.0 + 10.0 * (-1) ** at + 20.0 * at / 19 for at in range(20)], 0),
-        ([100.0 + 10.0 * (-1) ** at + 60.0 * at / 19 for at in range(20)], 1),
-        # A load that comes and goes.
-        ([60.0 + 10.0 * math.sin(at) for at in range(20)], 0),
-        # One spike at the end.
-        ([60.0] * 19 + [80.0], 0),
-    ],
-)
+@pytest.mark.parametrize(("values", "rises"), [
+    ([50.0] * 20, 0),
+    ([50.0 + at for at in range(20)], 1),
+    ([50.0 - at for at in range(20)], -1),
+    # The least that a driver's integers show: two degrees in ten minutes are none, three are.
+    ([70.0 + 2.0 * at / 19 for at in range(20)], 0),
+    ([70.0 + 3.0 * at / 19 for at in range(20)], 1),
+    # A step from one integer to the next.
+    ([70.0] * 10 + [71.0] * 10, 0),
+    # A rise of twice and of six times the scatter: 10 up and down.
+    ([100.0 + 10.0 * (-1) ** at + 20.0 * at / 19 for at in range(20)], 0),
+    ([100.0 + 10.0 * (-1) ** at + 60.0 * at / 19 for at in range(20)], 1),
+    # A load that comes and goes.
+    ([60.0 + 10.0 * math.sin(at) for at in range(20)], 0),
+    # One spike at the end.
+    ([60.0] * 19 + [80.0], 0),
+])  # fmt: skip
 def test_rising_falling_or_steady(values: list[float], rises: int) -> None:
     """On either side of the criterion: more than three times the scatter, and 1 % of the value."""
     found = slope(values)

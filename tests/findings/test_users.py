@@ -27,20 +27,17 @@ def named(*samples: Sample, **labels: str) -> str:
 ONE = {"gpu": "0", "uuid": "GPU-0"}
 
 
-@pytest.mark.parametrize(
-    ("samples", "job"),
-    [
-        ((), ""),
-        ((on_gpu("b", 0),), "b"),
-        ((on_gpu("b", 0), on_gpu("a", 0)), "a"),
-        ((on_gpu("b", 0), on_gpu("b", 1), on_gpu("a", 0)), "b"),
-        # Of each rank elsewhere the GPU is known; or not, and then it may be this one.
-        ((on_gpu("b", 0, "1"), RANKS(1.0, "b", "b")), ""),
-        ((on_gpu("b", 0, "1"), RANKS(2.0, "b", "b")), "b"),
-        ((on_gpu("b", 0, "1"), STEP(5.0, "b", "0"), STEP(5.0, "b", "1")), "b"),
-        ((RANKS(0.0, "b", "b"),), "b"),
-    ],
-)
+@pytest.mark.parametrize(("samples", "job"), [
+    ((), ""),
+    ((on_gpu("b", 0),), "b"),
+    ((on_gpu("b", 0), on_gpu("a", 0)), "a"),
+    ((on_gpu("b", 0), on_gpu("b", 1), on_gpu("a", 0)), "b"),
+    # Of each rank elsewhere the GPU is known; or not, and then it may be this one.
+    ((on_gpu("b", 0, "1"), RANKS(1.0, "b", "b")), ""),
+    ((on_gpu("b", 0, "1"), RANKS(2.0, "b", "b")), "b"),
+    ((on_gpu("b", 0, "1"), STEP(5.0, "b", "0"), STEP(5.0, "b", "1")), "b"),
+    ((RANKS(0.0, "b", "b"),), "b"),
+])  # fmt: skip
 def test_job_of_a_gpu(samples: tuple[Sample, ...], job: str) -> None:
     """The one with most ranks on it, of as many the first by name."""
     assert named(*samples, **ONE) == job

@@ -13,6 +13,7 @@ from dshealthd.symptoms.entry import (
     ADVICE,
     COMPONENTS,
     SECTIONS,
+    Alert,
     EntryError,
     FindingType,
     FleetRule,
@@ -76,7 +77,7 @@ def test_values_are_valid() -> None:
             assert typing.get_origin(hint) is not Literal or value in typing.get_args(hint), rule
         for name in ("hold", "keep", "every", "page_after", "ticket_hold"):
             assert re.fullmatch(r"(\d+h)?(\d+m)?(\d+s)?", getattr(rule, name, "")), rule
-        if not isinstance(rule, FleetRule):
+        if isinstance(rule, Alert | FindingType):
             assert rule.component in COMPONENTS
             assert re.fullmatch("Dshealthd([A-Z][A-Za-z0-9]*)+", rule.name)
             assert rule.summary, rule
