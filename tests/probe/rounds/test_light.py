@@ -42,9 +42,7 @@ class ScriptedPeer:
             itertools.chain(waits, itertools.repeat(0.0)) for waits in (here, before, after)
         ]
 
-    async def call(
-        self, _peer: str, _method: str, body: Mapping[str, Any], _deadline: float
-    ) -> dict[str, Any]:
+    async def call(self, _peer: str, _method: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Answer an echo."""
         self.calls += 1
         here, before, after = map(next, self._waits)

@@ -11,17 +11,28 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dshealthd.linux import starvation
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.metrics import STARVED_ROUNDS, RoundMetrics
-from dshealthd.probe.observation import ON_DEMAND, Outcome, RoundKind, RoundResult, Stage
+from dshealthd.probe.observation import (
+    ON_DEMAND,
+    Backend,
+    Outcome,
+    RoundKind,
+    RoundPlan,
+    RoundResult,
+    Stage,
+)
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.rounds import leader
 from dshealthd.probe.rounds.active_round import RoundReport
+from dshealthd.probe.rounds.round import Rounds
 from tests.probe.company import EPOCH, Companion, all_have, company, ended, same
 from tests.probe.peering import PATIENT, may_block
 from tests.stopwatch import Stopwatch
@@ -189,6 +200,21 @@ async def test_both_start_at_once(tmp_path: Path) -> None:
             assert one.fake.runs == two.fake.runs == turn + 1
             one.reports.clear()
             two.reports.clear()
+
+
+@pytest.mark.parametrize(
+    ("inviting", "peer", "epoch", "gives"),
+    [(True, "b", 2, True), (True, "b", 0, False), (False, "b", 2, False), (True, "c", 2, False)],
+)
+def test_what_gives_way(peer: str, epoch: int, *, inviting: bool, gives: bool) -> None:
+    """An invitation, to one of the other member's that has a later epoch."""
+    plan = RoundPlan(
+        epoch=1, kind=RoundKind.PAIR, backend=Backend.GLOO, members=("a", peer), digest=""
+    )
+    current: Any = SimpleNamespace(inviting=inviting, peer=peer, plan=plan)
+    rounds = Rounds.__new__(Rounds)
+    other = replace(plan, members=("b", "a"), epoch=epoch)
+    assert rounds._gives_way(current, other) is gives
 
 
 @pytest.mark.parametrize("extra", [0, 1])
