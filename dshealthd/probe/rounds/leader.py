@@ -77,7 +77,7 @@ async def _invite(node: ThisNode, active: ActiveRound) -> PeerError | None:
 
 async def _light(node: ThisNode, active: ActiveRound) -> RoundResult:
     try:
-        echoes = await measure(node.peers, active.peer, node.monotonic, node.wall, node.waited)
+        echoes = await measure(node, active.peer)
     except PeerError as error:
         return conclude_without(active.peer, error, Stage.SIZES)
     active.offset = echoes.offset

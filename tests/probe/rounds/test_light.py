@@ -6,7 +6,8 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -55,10 +56,13 @@ class ScriptedPeer:
 
     def measure(self, waited: Callable[[], float | None] | None = None) -> light.Echoes:
         """Return what echoes with it tell."""
-        monotonic = wall = lambda: self.now
-        return asyncio.run(
-            light.measure(cast("Any", self), "b", monotonic, wall, waited or (lambda: self.here))
+        node: Any = SimpleNamespace(
+            peers=self,
+            monotonic=lambda: self.now,
+            wall=lambda: self.now,
+            waited=waited or (lambda: self.here),
         )
+        return asyncio.run(light.measure(node, "b"))
 
 
 def seconds(found: light.Echoes) -> list[float]:
