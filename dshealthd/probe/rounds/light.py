@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import FLOOR, Outcome, Timing
 from dshealthd.probe.peers.protocol import PeerError
+from dshealthd.probe.rounds.plan import PAYLOAD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 OP = "echo"
 ECHOES = 2
 """Empty echoes that must count."""
-PAYLOAD = bytes(range(256)) * 187
-"""Payload sent there and back; in base64 it fits in one message."""
 WAITED = 0.25
 """Largest share of an echo's time that both agents together may have waited for a CPU: an echo of
 three times the usual is slow (`baseline.LIGHT_RATIO`), and this much waiting cannot make it so.

@@ -14,6 +14,7 @@ import pytest
 from dshealthd.probe.metrics import UNTIMED_ROUNDS, RoundMetrics
 from dshealthd.probe.observation import Outcome, RoundKind
 from dshealthd.probe.rounds import light
+from dshealthd.probe.rounds.plan import PAYLOAD
 from tests.probe.company import NAMES, all_have, company, same
 
 USUAL = 0.0005
@@ -124,7 +125,7 @@ def test_slow_network() -> None:
     peer = ScriptedPeer(network=100 * USUAL, here=itertools.repeat(0.005))
     found = peer.measure()
     assert seconds(found)[0] == pytest.approx(100 * USUAL + 0.005)
-    assert [timing.size for timing in found.timings] == [0, len(light.PAYLOAD)]
+    assert [timing.size for timing in found.timings] == [0, len(PAYLOAD)]
 
 
 def test_waiting_alone_is_not_slow() -> None:
