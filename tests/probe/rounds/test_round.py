@@ -31,6 +31,7 @@ from dshealthd.probe.observation import (
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.rounds import leader
+from dshealthd.probe.rounds import member as follower
 from dshealthd.probe.rounds.active_round import RoundReport
 from dshealthd.probe.rounds.round import Rounds
 from tests.probe.company import EPOCH, Companion, all_have, company, ended, same
@@ -212,9 +213,9 @@ def test_what_gives_way(peer: str, epoch: int, *, inviting: bool, gives: bool) -
         epoch=1, kind=RoundKind.PAIR, backend=Backend.GLOO, members=("a", peer), digest=""
     )
     current: Any = SimpleNamespace(inviting=inviting, peer=peer, plan=plan)
-    rounds = Rounds.__new__(Rounds)
+    ours = Rounds.__new__(Rounds)
     other = replace(plan, members=("b", "a"), epoch=epoch)
-    assert rounds._gives_way(current, other) is gives
+    assert ours._gives_way(current, other) is gives
 
 
 @pytest.mark.parametrize("extra", [0, 1])
@@ -312,6 +313,19 @@ async def test_root_dies(tmp_path: Path) -> None:
         await all_have([member])
         observation = member.observation
         assert (observation.outcome, observation.late) == (Outcome.REFUSED, (root.name,))
+
+
+async def test_silent_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A root that takes the results and never says that the round is over is late."""
+    monkeypatch.setattr(follower, "ROUND", 0.2)
+    monkeypatch.setattr(follower, "REPEAT", 0.1)
+    async with company(tmp_path, 2) as (root, member):
+        root.fake.silent = True
+        task = asyncio.create_task(root.rounds.lead(root.plan(member.name)))
+        await all_have([member])
+        ended(member.observation, Outcome.HUNG, late=(root.name,), reason="silent")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 CASES = {
