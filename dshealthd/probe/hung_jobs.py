@@ -55,8 +55,6 @@ spends 2 % of a core on answers. The size of a job is what its user says it is.
 """
 AT_ONCE = 8
 """Concurrent calls."""
-ANSWER = 2.0
-"""Answer timeout in seconds; an answer usually takes some milliseconds."""
 GAP = 60.0
 """Minimum seconds between two hangs, whatever their jobs: users can make jobs hang at will."""
 MAX_WAITING = 4

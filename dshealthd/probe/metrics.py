@@ -12,7 +12,7 @@ from dshealthd.core.collector import Buckets, counter, gauge, histogram
 from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import Outcome, RoundKind
 from dshealthd.probe.rounds.active_round import DISAGREEMENTS
-from dshealthd.probe.rounds.light import PAYLOAD
+from dshealthd.probe.rounds.plan import PAYLOAD
 from dshealthd.probe.workers.job import BANDWIDTH as LARGE
 from dshealthd.probe.workers.job import GLOO_BANDWIDTH, LATENCY
 

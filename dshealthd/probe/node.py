@@ -84,7 +84,7 @@ class ThisNode:
         return NO_CUDA if worker_pool.no_gpus(self._state.gpus.count()) else ""
 
     async def query(
-        self, name: str, method: str, body: Mapping[str, Any], deadline: float
+        self, name: str, method: str, body: Mapping[str, Any], deadline: float | None = None
     ) -> dict[str, Any] | PeerError:
         """Return a peer's answer in an active round, or the error if there is none."""
         try:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dshealthd.core.sockets import listen_address
-from dshealthd.probe.hung_jobs import ANSWER, Neighborhood
+from dshealthd.probe.hung_jobs import Neighborhood
 from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.members.schedule import Timetable, epoch_at, root_order
 from dshealthd.probe.node import ThisNode
@@ -73,7 +73,7 @@ TRIES = 8
 BUSY_TRIES = 4
 """Attempts at an extra round while another round is in progress."""
 REQUESTED = 6.0
-"""Seconds for a member to call another and report: twice those of its invitation and its echo."""
+"""Seconds for a member to call another and report: three answers."""
 BUSY_WAIT = 1.5
 """Seconds between these attempts."""
 
@@ -204,7 +204,7 @@ class SlotRunner:
             self._me,
             lambda: self._state.local_membership.membership.names,
             self._left_out,
-            lambda name: self.client.call(name, "summary", {}, ANSWER),
+            lambda name: self.client.call(name, "summary", {}),
             self._hold_light_round,
         )
 

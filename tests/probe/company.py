@@ -31,6 +31,7 @@ from dshealthd.probe.observation import (
     Timing,
 )
 from dshealthd.probe.options import PeerOptions
+from dshealthd.probe.peers import client
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.rounds import leader, light, member
@@ -43,9 +44,10 @@ from tests.probe.peering import KEY, PATIENT, secret
 EPOCH = 1000
 Deadlines = tuple[tuple[ModuleType, tuple[str, ...]], ...]
 ANSWERS: Deadlines = (
-    (leader, ("INVITATION", "PRESENCE", "CONCLUSION")),
-    (member, ("HANDING_IN", "LIGHT_ROUND")),
-    (light, ("DEADLINE", "PATIENCE")),
+    (client, ("ANSWER",)),
+    (leader, ("PRESENCE",)),
+    (member, ("LIGHT_ROUND",)),
+    (light, ("PATIENCE",)),
     (starvation, ("LAG",)),
 )
 """How long an agent waits for another one that is there, and may be slow as this machine is."""

@@ -154,6 +154,7 @@ async def test_light_on_demand(tmp_path: Path) -> None:
             config(members[0]), "test", None, RoundKind.LIGHT, (), lambda _: None
         )
         assert light["outcome"] is Outcome.OK
+        assert all({"parts", "uplink", "pairs"} <= one["report"].keys() for one in light["rounds"])
         assert [entry["reason"] for entry in light["rounds"]] == [""] * 3
 
 

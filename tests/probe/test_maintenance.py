@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.probe.services import BEGIN, NAMES, PERIOD, Agent, agents, set_maintenance, snapshot
+from tests.probe.services import NAMES, PERIOD, Agent, agents, set_maintenance, snapshot
 from tests.waiting import eventually
 
 
@@ -46,26 +46,3 @@ async def test_a_member_in_maintenance_is_left_out(tmp_path: Path) -> None:
                 for one in agent.rounds
                 if one["time"] > ended + PERIOD and one["outcome"] in {"refused", "unreachable"}
             ]
-
-
-async def test_it_takes_part_again(tmp_path: Path) -> None:
-    """When its maintenance ends, it announces that to the others and has rounds with them again."""
-    shot = snapshot()
-    set_maintenance(shot, BEGIN + 600)
-    async with agents(tmp_path, 2, shots={NAMES[1]: shot}) as (one, other):
-        await eventually(lambda: absent(one) == [other.name])
-        assert not one.suspects
-        set_maintenance(shot, 0)
-        over = one.wall()
-        await eventually(lambda: not absent(one))
-        await eventually(lambda: met(one, other.name, over))
-
-
-async def test_who_leads_a_round_is_in_none(tmp_path: Path) -> None:
-    """An outdated announcement, as from an agent that has restarted, lapses with its next call."""
-    async with agents(tmp_path, 2) as (one, other):
-        await eventually(lambda: one.rounds and other.rounds)
-        one.service._state.absences.record(other.name, one.wall() + 600)
-        said = one.wall()
-        await eventually(lambda: met(one, other.name, said))
-        assert not absent(one)

@@ -26,7 +26,7 @@ from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.slots import jitter
 from tests.agents import running
 from tests.probe.peering import KEY, OTHER_KEY, PATIENT, may_block, secret
-from tests.probe.services import NAMES, PERIOD, Agent, agents, snapshot
+from tests.probe.services import NAMES, PERIOD, Agent, agents
 from tests.threads import running_threads
 from tests.waiting import eventually
 
@@ -101,37 +101,6 @@ async def test_half_the_agents_gone(tmp_path: Path) -> None:
         await eventually(lambda: any(epoch > ended for epoch in epochs([one, two])))
         met = one.value("probe_member_hash", "met")
         assert met in {0, two.value("probe_member_hash", "self")}, "nobody has met who is gone"
-
-
-async def test_odd_one_rests(tmp_path: Path) -> None:
-    """Of three nodes one rests in every epoch, which counts as a skip with its reason."""
-    async with agents(tmp_path, 3) as members:
-        await eventually(
-            lambda: all(
-                agent.value("probe_skips_total", "resting") and agent.rounds for agent in members
-            )
-        )
-
-
-@may_block
-async def test_busy_gpu(tmp_path: Path) -> None:
-    """A busy GPU is reported as the reason of the light round at both ends."""
-    change = lambda options: replace(options, python=Path("/nonexistent/python"))  # noqa: E731
-    async with agents(
-        tmp_path, 2, change=change, shots={NAMES[0]: snapshot({"0": 1.0})}
-    ) as members:
-        # A local round may have been due as well; it was declined.
-        await eventually(
-            lambda: all(
-                len([entry for entry in agent.rounds if entry["outcome"] == "ok"]) >= 2
-                for agent in members
-            )
-        )
-        for agent in members:
-            assert {entry["kind"] for entry in agent.rounds if entry["outcome"] == "ok"} == {
-                "light"
-            }
-        await eventually(lambda: members[0].value("probe_skips_total", "busy_gpu"))
 
 
 async def test_clock_off(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ async def test_what_is_due_beside_the_rounds(played: Played) -> None:
     """A local round in one epoch of sixty, and a save of the baselines every five minutes."""
     for epoch in range(EPOCH, EPOCH + 120):
         await played._epoch(epoch)
-    assert played.had["local"] == 2
+    assert (played.had["local"], played.had["skip resting"]) == (2, 120)
     played.had.clear()
     for since in (300.0, 301.0):
         played._saved = played.now - since

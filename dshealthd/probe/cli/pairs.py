@@ -129,6 +129,10 @@ async def one(
                 "reason": found.reason,
                 "timings": [report.timing_fields(timing) for timing in found.timings],
             }
+            if (told := found.told) is not None:
+                ratios = [{"peer": peer, "ratio": ratio} for peer, ratio in told.pairs.items()]
+                entry["report"] = {"parts": told.parts, "uplink": told.uplink, "pairs": ratios}
+                entry["report"] |= {} if told.node is None else {"node": told.node}
         if entry["reason"] != "already_testing":
             break
         await asyncio.sleep(1.0 + attempt)

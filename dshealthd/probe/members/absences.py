@@ -26,8 +26,6 @@ MAINTENANCE = "maintenance"
 """The reason of a round that a member in maintenance declines or is left out of."""
 CHECK_INTERVAL = 1.0
 """Seconds between checks for something to announce; short, as the node may go down soon."""
-ANNOUNCEMENT = 2.0
-"""Timeout in seconds of an announcement to one member."""
 AT_ONCE = 16
 """Concurrent announcements."""
 TRIES = 3
@@ -84,7 +82,7 @@ class Absences:
         async def announce(names: Iterator[str], end: float, failed: list[str]) -> None:
             for name in names:
                 try:
-                    await peers.call(name, "absent", {"end": end}, ANNOUNCEMENT)
+                    await peers.call(name, "absent", {"end": end})
                 except PeerError as error:
                     log.debug("probe: cannot announce maintenance to %s: %s", name, error)
                     failed.append(name)

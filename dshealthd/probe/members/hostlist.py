@@ -5,6 +5,7 @@ Source: hostlist.c of Slurm; `scontrol show hostnames` expands the same.
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 import math
 import re
@@ -47,6 +48,14 @@ def is_name(text: str) -> bool:
     check rejects whatever cannot be the name of a host.
     """
     return len(text) <= MAX_NAME and _NAME.fullmatch(text) is not None
+
+
+def numeric(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that a name is; None for a host name."""
+    try:
+        return ipaddress.ip_address(text)
+    except (ValueError, ArithmeticError):
+        return None
 
 
 def expand(expression: str, limit: int = MAX_NAMES) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import ipaddress
 import socket
 from typing import TYPE_CHECKING
 
-from dshealthd.probe.members.hostlist import MembershipError, quote
+from dshealthd.probe.members.hostlist import MembershipError, numeric, quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -20,14 +20,14 @@ def is_local(address: str) -> bool:
     """Return whether an address is one of this machine's: what it sends there comes from there. No
     packet is sent. Loopback and multicast addresses are those of any machine, and do not count.
     """
-    parsed = _address(address)
+    parsed = numeric(address)
     if parsed is None or parsed.is_loopback or parsed.is_multicast or parsed.is_unspecified:
         return False
     family = socket.AF_INET6 if isinstance(parsed, ipaddress.IPv6Address) else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((address, _DISCARD))
-            return _address(probe.getsockname()[0]) == parsed
+            return numeric(probe.getsockname()[0]) == parsed
     except OSError:
         return False
 
@@ -72,16 +72,9 @@ def own_name(
 
 def _same_host(member: str, hostname: str) -> bool:
     """Return whether two names are equal, or one is the other's first label."""
-    if _address(member) is not None:
+    if numeric(member) is not None:
         return False
     one, other = member.lower().rstrip("."), hostname.lower().rstrip(".")
     return bool(one) and (
         one == other or (one == other.split(".")[0]) or (other == one.split(".")[0])
     )
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(text)
-    except (ValueError, ArithmeticError):
-        return None

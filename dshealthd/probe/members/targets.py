@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core import documents, state_file
 from dshealthd.core.sockets import listen_address
 from dshealthd.core.text import print_lines
-from dshealthd.probe.members.hostlist import MembershipError
+from dshealthd.probe.members.hostlist import MembershipError, numeric
 from dshealthd.probe.members.membership import load
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
 
@@ -39,10 +39,7 @@ def addresses(loaded: Config) -> list[str]:
 
 
 def _address(name: str, port: int) -> str:
-    try:
-        is_bare = ipaddress.ip_address(name).version == 6  # noqa: PLR2004 - of the protocol
-    except (ValueError, ArithmeticError):
-        is_bare = False
+    is_bare = isinstance(numeric(name), ipaddress.IPv6Address)
     return f"[{name}]:{port}" if is_bare else f"{name}:{port}"
 
 

@@ -56,6 +56,8 @@ OPENED = counter(
     "Connections made to other nodes' agents.",
 )
 
+ANSWER = 2.0
+"""Seconds for an answer that takes no work, which usually comes within milliseconds."""
 MAX_PER_PEER = 4
 """Concurrent calls to one peer, each on its own connection; further ones wait."""
 _OUTCOMES: Mapping[str, Outcome] = {
@@ -94,11 +96,11 @@ class PeerClient:
         self._calls: Counter[tuple[str, Outcome]] = Counter()
 
     async def call(
-        self, peer: str, method: str, body: Mapping[str, Any], deadline: float
+        self, peer: str, method: str, body: Mapping[str, Any], deadline: float | None = None
     ) -> dict[str, Any]:
-        """Return a peer's answer within `deadline` seconds, as the Python values that `messages`
-        declares. Raises PeerError. Raises SchemaError, before anything is sent, if `body` does not
-        fit the method's schema.
+        """Return a peer's answer within `deadline` seconds, or `ANSWER`, as the Python values that
+        `messages` declares. Raises PeerError. Raises SchemaError, before anything is sent, if the
+        `body` does not fit the method's schema.
         """
         declared = METHODS[method]
         request = method.encode() + b" " + schema.dumps(body, declared.request)
@@ -108,7 +110,7 @@ class PeerClient:
         on_timeout, outcome = TimeoutMeaning(), Outcome.INCONCLUSIVE  # unless it is cancelled
         try:
             turn = self._turns.setdefault(peer, asyncio.Semaphore(MAX_PER_PEER))
-            async with time_limit(deadline), turn:
+            async with time_limit(ANSWER if deadline is None else deadline), turn:
                 content = await self._exchange(peer, request, on_timeout)
             answer = _read(content, declared.answer)
             outcome = Outcome.OK

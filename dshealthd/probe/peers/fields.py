@@ -90,7 +90,7 @@ class Ratios(Plain):
 ROUND = Text(64)
 """Random name of a round."""
 VERSION = Text(64)
-MEMBERS = Array(NodeName(), 2, 1)
+MEMBERS = Array(NodeName(), 2, 2)
 LATE = Array(NodeName(), 2)
 
 

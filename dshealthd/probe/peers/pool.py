@@ -184,8 +184,5 @@ def error_meaning(error: OSError) -> tuple[Outcome, str]:
 
 def _local_host(text: str) -> Address | None:
     """Return the pool's source address: the listen address, if that is a single numeric address."""
-    try:
-        family, host = literal(listen_address(text)[0] or "" if text else "")
-    except (ValueError, ArithmeticError):
-        return None
-    return None if ipaddress.ip_address(host).is_unspecified else (family, host)
+    local = literal(listen_address(text)[0] or "") if text else None
+    return None if local is None or ipaddress.ip_address(local[1]).is_unspecified else local

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import background
 from dshealthd.core.sockets import name_is_unknown
+from dshealthd.probe.members.hostlist import numeric
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,10 +63,8 @@ class Resolver:
         """Return the addresses that a node's name resolves to, at least one. Raises UnknownName or
         LookupFailed. Waits for the name servers, so callers set a deadline.
         """
-        try:
-            return (literal(host),)
-        except (ValueError, ArithmeticError):
-            pass
+        if (address := literal(host)) is not None:
+            return (address,)
         known = self._known.get(host)
         age = self._monotonic() - self._asked.get(host, -KEPT)
         if age >= (FAILURE_KEPT if host in self._failed else KEPT):
@@ -119,7 +118,8 @@ class Resolver:
         return tuple(found)[:MAX_ADDRESSES]
 
 
-def literal(host: str) -> Address:
-    """Return a numeric address with its family. Raises ValueError for a name."""
-    address = ipaddress.ip_address(host)
-    return (socket.AF_INET6 if isinstance(address, ipaddress.IPv6Address) else socket.AF_INET, host)
+def literal(host: str) -> Address | None:
+    """Return a numeric address with its family; None for a name."""
+    address = numeric(host)
+    family = socket.AF_INET6 if isinstance(address, ipaddress.IPv6Address) else socket.AF_INET
+    return None if address is None else (family, host)

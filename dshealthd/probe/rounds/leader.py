@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-INVITATION = 2.0
-"""Seconds for the answer to an invitation."""
 SHARE = 4.0
 """Seconds that the root waits for the member's share after its own workers have ended."""
 FIRST = 1.0
@@ -39,8 +37,6 @@ repeats the check.
 """
 PRESENCE = 1.0
 """Seconds for a silent member to answer an echo."""
-CONCLUSION = 2.0
-"""Seconds for the member to acknowledge the conclusion."""
 
 
 async def lead(node: ThisNode, active: ActiveRound) -> RoundResult:
@@ -69,7 +65,7 @@ async def _invite(node: ThisNode, active: ActiveRound) -> PeerError | None:
     """Invite the member; return the error if it is not ready. Measure its clock."""
     invitation = {"plan": active.plan, "report": node.report()}
     sent_at, sent = node.wall(), node.monotonic()
-    answer = await node.query(active.peer, "invite", invitation, INVITATION)
+    answer = await node.query(active.peer, "invite", invitation)
     if isinstance(answer, PeerError):
         return answer
     active.report = answer["report"]
@@ -81,7 +77,7 @@ async def _invite(node: ThisNode, active: ActiveRound) -> PeerError | None:
 
 async def _light(node: ThisNode, active: ActiveRound) -> RoundResult:
     try:
-        echoes = await measure(node.peers, active.peer, node.monotonic, node.wall, node.waited)
+        echoes = await measure(node, active.peer)
     except PeerError as error:
         return conclude_without(active.peer, error, Stage.SIZES)
     active.offset = echoes.offset
@@ -139,7 +135,7 @@ async def _send_conclusion(node: ThisNode, active: ActiveRound, result: RoundRes
     body: dict[str, Any] = {"round": active.plan.round, "result": result}
     if active.offset is not None:
         body["offset"] = active.offset
-    answer = await node.query(active.peer, "conclusion", body, CONCLUSION)
+    answer = await node.query(active.peer, "conclusion", body)
     if isinstance(answer, PeerError) and answer.reason != Decline.ROUND:
         log.debug(
             "round %s: %s did not accept its conclusion: %s",

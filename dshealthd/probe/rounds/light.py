@@ -13,19 +13,16 @@ from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import FLOOR, Outcome, Timing
 from dshealthd.probe.peers.protocol import PeerError
+from dshealthd.probe.rounds.plan import PAYLOAD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from dshealthd.probe.peers.client import PeerClient
+    from dshealthd.probe.node import ThisNode
 
 OP = "echo"
 ECHOES = 2
 """Empty echoes that must count."""
-PAYLOAD = bytes(range(256)) * 187
-"""Payload sent there and back; in base64 it fits in one message."""
-DEADLINE = 2.0
-"""Seconds for one echo."""
 WAITED = 0.25
 """Largest share of an echo's time that both agents together may have waited for a CPU: an echo of
 three times the usual is slow (`baseline.LIGHT_RATIO`), and this much waiting cannot make it so.
@@ -63,25 +60,18 @@ class _Echo:
     """Seconds that the peer had waited for a CPU since its start, when it answered."""
 
 
-async def measure(
-    peers: PeerClient,
-    peer: str,
-    monotonic: Callable[[], float],
-    wall: Callable[[], float],
-    waited: Callable[[], float | None],
-) -> Echoes:
+async def measure(node: ThisNode, peer: str) -> Echoes:
     """Exchange a light round's echoes. Raises PeerError, also if the payload comes back changed.
-    `waited` returns the seconds for which this agent has waited for a CPU, or None if unknown,
-    which counts as no wait.
+    Where it is not known for how long this agent has waited for a CPU, that counts as no wait.
     """
 
     async def exchange(payload: bytes) -> _Echo:
-        before, sent_at, sent = waited(), wall(), monotonic()
-        answer = await peers.call(peer, OP, {"clock": sent_at, "payload": payload}, DEADLINE)
+        before, sent_at, sent = node.waited(), node.wall(), node.monotonic()
+        answer = await node.peers.call(peer, OP, {"clock": sent_at, "payload": payload})
         if answer["payload"] != payload:
             raise PeerError(Outcome.CORRUPTED, "wrong_data")
-        seconds = monotonic() - sent
-        after = waited()
+        seconds = node.monotonic() - sent
+        after = node.waited()
         return _Echo(
             payload,
             seconds,
@@ -90,13 +80,13 @@ async def measure(
             answer.get("waited", 0.0),
         )
 
-    begin = monotonic()
+    begin = node.monotonic()
     # The first and last echoes only serve as readings of how long the peer has waited so far.
     echoes = [await exchange(b"")]
     while True:
         trips, transfers = _counting(echoes, b""), _counting(echoes, PAYLOAD)
         done = len(trips) >= ECHOES and transfers
-        late = monotonic() - begin > PATIENCE and len(echoes) >= LEAST
+        late = node.monotonic() - begin > PATIENCE and len(echoes) >= LEAST
         if done or len(echoes) > TRIES or late:
             break
         due = len(echoes) % (ECHOES + 1) == 1

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from dshealthd.probe.node import ThisNode
     from dshealthd.probe.rounds.active_round import ActiveRound
 
-HANDING_IN = 2.0
-"""Seconds for the root to acknowledge a share."""
 ROUND = 60.0
 """Seconds after which the root counts as silent; each stage has a shorter deadline."""
 LIGHT_ROUND = 20.0
@@ -72,7 +70,7 @@ async def _hand_in(node: ThisNode, active: ActiveRound) -> PeerError | None:
     share = {"round": active.plan.round, "ranks": ranks, "timings": merge(ranks)}
     end = node.monotonic() + ROUND
     while not active.told.done():
-        answer = await node.query(active.plan.root, "result", share, HANDING_IN)
+        answer = await node.query(active.plan.root, "result", share)
         if active.told.done():
             break
         if isinstance(answer, PeerError):

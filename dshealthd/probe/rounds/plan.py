@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 PAIR = 2
 """Members of a round between nodes."""
 WARM_UP = 2
+PAYLOAD = bytes(range(256)) * 187
+"""Payload of an echo, sent there and back; in base64 it fits in one message."""
 DEADLINES: Mapping[Stage, float] = {
     Stage.IMPORT: 10.0,  # torch was imported before the invitation was answered
     Stage.STORE: 4.0,

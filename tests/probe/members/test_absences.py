@@ -77,7 +77,7 @@ async def test_a_member_that_does_not_answer_is_told_three_times(
     class Peers:
         """Reaches everybody but one."""
 
-        async def call(self, name: str, _what: str, body: dict[str, Any], _timeout: float) -> None:
+        async def call(self, name: str, _what: str, body: dict[str, Any]) -> None:
             """Record the announcement."""
             calls.append((name, body["end"]))
             if name == "gone":

@@ -166,6 +166,12 @@ def test_schedule_is_the_same_in_every_version() -> None:
         (("gpu0-000", "gpu1-000"), ("gpu0-001", "gpu1-001"), ("gpu0-002", "gpu1-002")),
         (("gpu0-000", "gpu0-001"), ("gpu1-000", "gpu1-001"), ("gpu1-002", "gpu1-003")),
     ]
+    three = Timetable("abc", {"a": "x", "b": "y", "c": "z"})
+    assert [three.groups(epoch) for epoch in range(3)] == [
+        (("b", "c"),),
+        (("a", "b"),),
+        (("a", "c"),),
+    ]
     assert [root_order(["a", "b", "c"], epoch) for epoch in (7, 8)] == [
         ("a", "b", "c"),
         ("b", "c", "a"),

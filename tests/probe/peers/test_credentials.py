@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dshealthd.cli import main as cli
 from dshealthd.core import host
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
@@ -27,6 +28,8 @@ from tests.probe.peering import (
     calling,
     fails,
     keyed,
+    listening,
+    may_block,
     metric,
     ping,
     secret,
@@ -221,3 +224,32 @@ async def test_switch_turns_calls_off_and_on(tmp_path: Path) -> None:
         await looked(credentials, clock)
         await ping(client)
         assert node.refused("switched_off") == 1
+
+
+@may_block
+async def test_rotation(tmp_path: Path) -> None:
+    """`keys rotate` three times, with each file at the listener before the caller has it: every
+    call succeeds. After that nobody accepts the first key, on a connection that it was used on
+    neither.
+    """
+    clocks = Time(), Time()
+    files = [secret(tmp_path, name, KEY) for name in ("listener", "caller")]
+    options = [keyed(file) for file in files]
+    ours, theirs = map(Credentials, options, clocks)
+    async with (
+        listening(options[0], credentials=ours) as node,
+        calling(options[1], node.port, credentials=theirs) as client,
+        calling(keyed(secret(tmp_path, "first", KEY)), node.port) as last,
+    ):
+        await ping(last)
+        for _ in range(3):
+            assert cli.main(["keys", "rotate", "--file", str(files[0])]) == 0
+            await looked(ours, clocks[0])
+            await ping(client)
+            secret(tmp_path, "caller", files[0].read_text(encoding="ascii"))
+            await looked(theirs, clocks[1])
+            await ping(client)
+        assert node.refused("key") == 0
+        assert KEY.encode() not in ours.keys
+        await fails(ping(last), Outcome.UNAUTHORIZED, "rejected")
+        assert node.refused("key") == 1

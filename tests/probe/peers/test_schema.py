@@ -177,3 +177,11 @@ def test_numbers_of_the_store(number: int, *, allowed: bool) -> None:
     ):
         with contextlib.nullcontext() if allowed else pytest.raises(SchemaError, match="integer"):
             kind.read(value, "body")
+
+
+@pytest.mark.parametrize(("members", "allowed"), [("a", False), ("ab", True), ("abc", False)])
+def test_a_round_between_nodes_has_two(members: str, *, allowed: bool) -> None:
+    """Local rounds are nobody else's."""
+    body = {"members": [*members], "kind": "pair", "steps": []}
+    with contextlib.nullcontext() if allowed else pytest.raises(SchemaError, match="2 items"):
+        METHODS["lead"].request.read(body)

@@ -6,13 +6,15 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dshealthd.probe.metrics import UNTIMED_ROUNDS, RoundMetrics
 from dshealthd.probe.observation import Outcome, RoundKind
 from dshealthd.probe.rounds import light
+from dshealthd.probe.rounds.plan import PAYLOAD
 from tests.probe.company import NAMES, all_have, company, same
 
 USUAL = 0.0005
@@ -42,9 +44,7 @@ class ScriptedPeer:
             itertools.chain(waits, itertools.repeat(0.0)) for waits in (here, before, after)
         ]
 
-    async def call(
-        self, _peer: str, _method: str, body: Mapping[str, Any], _deadline: float
-    ) -> dict[str, Any]:
+    async def call(self, _peer: str, _method: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Answer an echo."""
         self.calls += 1
         here, before, after = map(next, self._waits)
@@ -57,10 +57,13 @@ class ScriptedPeer:
 
     def measure(self, waited: Callable[[], float | None] | None = None) -> light.Echoes:
         """Return what echoes with it tell."""
-        monotonic = wall = lambda: self.now
-        return asyncio.run(
-            light.measure(cast("Any", self), "b", monotonic, wall, waited or (lambda: self.here))
+        node: Any = SimpleNamespace(
+            peers=self,
+            monotonic=lambda: self.now,
+            wall=lambda: self.now,
+            waited=waited or (lambda: self.here),
         )
+        return asyncio.run(light.measure(node, "b"))
 
 
 def seconds(found: light.Echoes) -> list[float]:
@@ -122,7 +125,7 @@ def test_slow_network() -> None:
     peer = ScriptedPeer(network=100 * USUAL, here=itertools.repeat(0.005))
     found = peer.measure()
     assert seconds(found)[0] == pytest.approx(100 * USUAL + 0.005)
-    assert [timing.size for timing in found.timings] == [0, len(light.PAYLOAD)]
+    assert [timing.size for timing in found.timings] == [0, len(PAYLOAD)]
 
 
 def test_waiting_alone_is_not_slow() -> None:

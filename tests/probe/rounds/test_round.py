@@ -11,17 +11,29 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dshealthd.linux import starvation
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.metrics import STARVED_ROUNDS, RoundMetrics
-from dshealthd.probe.observation import ON_DEMAND, Outcome, RoundKind, RoundResult, Stage
+from dshealthd.probe.observation import (
+    ON_DEMAND,
+    Backend,
+    Outcome,
+    RoundKind,
+    RoundPlan,
+    RoundResult,
+    Stage,
+)
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.rounds import leader
+from dshealthd.probe.rounds import member as follower
 from dshealthd.probe.rounds.active_round import RoundReport
+from dshealthd.probe.rounds.round import Rounds
 from tests.probe.company import EPOCH, Companion, all_have, company, ended, same
 from tests.probe.peering import PATIENT, may_block
 from tests.stopwatch import Stopwatch
@@ -191,6 +203,21 @@ async def test_both_start_at_once(tmp_path: Path) -> None:
             two.reports.clear()
 
 
+@pytest.mark.parametrize(
+    ("inviting", "peer", "epoch", "gives"),
+    [(True, "b", 2, True), (True, "b", 0, False), (False, "b", 2, False), (True, "c", 2, False)],
+)
+def test_what_gives_way(peer: str, epoch: int, *, inviting: bool, gives: bool) -> None:
+    """An invitation, to one of the other member's that has a later epoch."""
+    plan = RoundPlan(
+        epoch=1, kind=RoundKind.PAIR, backend=Backend.GLOO, members=("a", peer), digest=""
+    )
+    current: Any = SimpleNamespace(inviting=inviting, peer=peer, plan=plan)
+    ours = Rounds.__new__(Rounds)
+    other = replace(plan, members=("b", "a"), epoch=epoch)
+    assert ours._gives_way(current, other) is gives
+
+
 @pytest.mark.parametrize("extra", [0, 1])
 async def test_extra_round_crosses_a_scheduled_one(tmp_path: Path, extra: int) -> None:
     """Of an extra round and the schedule's, which two members start with each other at once, that
@@ -286,6 +313,19 @@ async def test_root_dies(tmp_path: Path) -> None:
         await all_have([member])
         observation = member.observation
         assert (observation.outcome, observation.late) == (Outcome.REFUSED, (root.name,))
+
+
+async def test_silent_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A root that takes the results and never says that the round is over is late."""
+    monkeypatch.setattr(follower, "ROUND", 0.2)
+    monkeypatch.setattr(follower, "REPEAT", 0.1)
+    async with company(tmp_path, 2) as (root, member):
+        root.fake.silent = True
+        task = asyncio.create_task(root.rounds.lead(root.plan(member.name)))
+        await all_have([member])
+        ended(member.observation, Outcome.HUNG, late=(root.name,), reason="silent")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 CASES = {

@@ -15,10 +15,11 @@ from dshealthd.probe.observation import (
     Outcome,
     RoundKind,
     RoundPlan,
+    RoundResult,
     Stage,
     Timing,
 )
-from dshealthd.probe.rounds.conclusion import combine, plausible
+from dshealthd.probe.rounds.conclusion import combine, plausible, unless_starved
 from dshealthd.probe.workers.job import RankResult
 from tests.probe.company import Companion, all_have, company, ended
 
@@ -30,7 +31,7 @@ def alter(faulty: Companion, method: str, change: Change) -> None:
     call = faulty.client.call
 
     async def altered(
-        peer: str, called: str, body: Mapping[str, Any], deadline: float
+        peer: str, called: str, body: Mapping[str, Any], deadline: float | None = None
     ) -> dict[str, Any]:
         changed = change(peer, body) if called == method else body
         return {} if changed is None else await call(peer, called, changed, deadline)
@@ -109,6 +110,25 @@ async def test_earlier_version_is_declined(tmp_path: Path) -> None:
         assert report is not None
         assert report.observation.outcome is Outcome.DECLINED
         assert report.observation.reason == "version_differs"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "tells"),
+    [
+        (Outcome.HUNG, "deadline", False),
+        (Outcome.HUNG, "stopped", True),
+        (Outcome.UNREACHABLE, "no_answer", False),
+        (Outcome.UNREACHABLE, "no_route", True),
+        (Outcome.FAILED, "timeout", False),
+        (Outcome.FAILED, "versions_differ", True),
+        (Outcome.CORRUPTED, "timeout", True),
+    ],
+)
+def test_what_a_starved_node_sees(outcome: Outcome, reason: str, *, tells: bool) -> None:
+    """What its own delay may have caused says nothing."""
+    result = RoundResult(outcome, Stage.SIZES, reason=reason)
+    assert unless_starved(result, starved=False) == result
+    assert (unless_starved(result, starved=True) == result) is tells
 
 
 def test_one_starved_worker_of_a_member() -> None:

@@ -908,3 +908,12 @@ def test_withdrawn_round_is_asked_again() -> None:
     assert scene.round((ME, "b3"), Answer(SLOW), extra=True) == ()
     scene.detector.withdraw(first[0])
     assert len(scene.round((ME, "b1"), Answer(SLOW), extra=True)) == 1
+
+
+def test_who_did_not_call_another_is_left_alone() -> None:
+    """A member that was asked for a round and did not run it is not asked again at once."""
+    scene = settled()
+    for members in (("b1", "b2"), (ME, "b3")):
+        scene.detector.withdraw(Confirmation(members, RoundKind.LIGHT))
+    rests = [scene.detector._company.rests(name, scene.now) for name in ("b1", "b2", ME, "b3")]
+    assert rests == [True, False, False, False]
