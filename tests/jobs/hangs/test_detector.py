@@ -85,6 +85,6 @@ def test_what_is_reported() -> None:
         reason: SimpleNamespace(reason=reason, is_pause=reason is not HangClass.PROCESS)
         for reason in (HangClass.PROCESS, HangClass.COLLECTIVE, HangClass.WORKING)
     }
-    detector: Any = SimpleNamespace(standstills=standstills)
-    found = [still.reason for still in HangDetector.reported.fget(detector)]  # type: ignore[misc]
+    reported: Any = HangDetector.reported
+    found = [still.reason for still in reported.fget(SimpleNamespace(standstills=standstills))]
     assert found == [HangClass.PROCESS, HangClass.COLLECTIVE]
