@@ -230,9 +230,7 @@ class Goodput:
         """Whether it makes steps again that an earlier attempt had made. A count that begins at 0
         does not tell: it may not have been carried on.
         """
-        return (
-            bool(self.began) and (self.began or 0) < self.reached and "repeated" not in self.spent
-        )
+        return 0 < (self.began or 0) < self.reached and "repeated" not in self.spent
 
     def _sums(self) -> Totals | None:
         if self.totals is None:

@@ -68,6 +68,14 @@ def test_ranks(tmp_path: Path) -> None:
     }
 
 
+def test_the_busiest_communicator(tmp_path: Path) -> None:
+    """Of those of all ranks here it tells how late a rank is, whichever is first."""
+    busy, quiet = communicator("a", 50, 1, 0.1), communicator("b", 5, 0, 0.9)
+    for both in ((busy, quiet), (quiet, busy)):
+        result = collect(tmp_path, rank(0, *both), rank(1, *both))
+        assert {one.value for one in result.samples if one.metric is LATE} == {0.1}
+
+
 @pytest.mark.parametrize("reason", list(Obstacle))
 def test_a_rank_that_is_not_counted(reason: Obstacle, tmp_path: Path) -> None:
     """It has a reason, and no figure, which would be 0; unless some communicators are counted."""

@@ -33,9 +33,12 @@ def test_so_many_files_of_a_tag(files: int, *, read: bool) -> None:
 def test_so_many_files_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the rest the size alone counts."""
     opened: list[str] = []
-    monkeypatch.setattr(
-        checkpoint_files, "is_truncated", lambda _, place: bool(opened.append(place))
-    )
+
+    def is_truncated(_root: object, place: str) -> bool:
+        opened.append(place)
+        return False
+
+    monkeypatch.setattr(checkpoint_files, "is_truncated", is_truncated)
     scan = Scan(root(2050), "/saved", "tag")
     while scan.todo:
         scan.check(root(2050))

@@ -211,10 +211,11 @@ def test_steps_that_an_earlier_attempt_had_made() -> None:
     assert rank.goodput.began == 100
     assert shares["repeated"] == pytest.approx(49 / 109, abs=0.03)
     assert shares["work"] == pytest.approx(0.8 * 50 / 109, abs=0.03)
-    again = Rank()
-    again.goodput.reached = 150
-    again.steps(100, 0.8, 0.2)
-    assert "repeated" not in again.shares()
+    for first in (0, 150):
+        again = Rank(first=first)
+        again.goodput.reached = 150
+        again.steps(100, 0.8, 0.2)
+        assert "repeated" not in again.shares()
 
 
 def test_a_checkpoint_that_is_loaded_after_the_first_heartbeat() -> None:

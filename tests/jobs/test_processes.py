@@ -162,6 +162,17 @@ def test_every_process_has_its_turn(machine: Machine) -> None:
     assert found[14] < 400 == found[16]
 
 
+def test_few_processes_have_their_turn_soon(machine: Machine) -> None:
+    """Eight in each sweep at least."""
+    for pid in range(100, 119):
+        machine.process_quickly(pid)
+    table = Table(machine)
+    table.sweep()
+    for pid in range(100, 119):
+        machine.process(pid, TORCH, start=999)
+    assert [len(table.sweep()) for _ in range(3)] in ([7, 15, 19], [8, 15, 19], [8, 16, 19])
+
+
 def test_reading_is_bounded_in_a_sweep(machine: Machine) -> None:
     """Of huge environments, what is too much for one sweep waits for its turn (fault 22)."""
     crowd = SWEEP_LIMIT // ENVIRON_LIMIT + 4

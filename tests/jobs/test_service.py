@@ -37,7 +37,7 @@ async def test_a_reload_keeps_senders() -> None:
         detector = service.hangs()
         with sending(TORCH) as sender:
             sender.tell(Message(step=1, sent=time.monotonic()))
-            await eventually(lambda: reader.received == 1)
+            await eventually(lambda: len(reader.ranks()) == 1)
             await service.apply(configured(OFTEN, HangOptions(floor=Duration(9.0))))
             assert service.heartbeats() is reader
             assert len(reader) == 1

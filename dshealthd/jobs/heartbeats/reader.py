@@ -74,8 +74,6 @@ class HeartbeatReader:
         self._blocking_tasks: BlockingTasks | None = None
         self._owners: dict[str, int | None] = {}
         """The owner of each job that senders claim."""
-        self.received = 0
-        """Messages read so far."""
         self.rejected = 0
         """Pages without heartbeats so far."""
 
@@ -250,7 +248,6 @@ class HeartbeatReader:
                 sender.heard = self._wall() - age
             sender.data, sender.message = data, message
             sender.course.add(message, now)
-            self.received += 1
         if sender.message is not None:
             sender.goodput.add(sender.message, now, changed=changed)
         sender.torn, sender.looked = 0, now

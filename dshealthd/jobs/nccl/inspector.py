@@ -307,7 +307,7 @@ def read(
     Raises FileRefused, and OSError if it cannot be read. `limit` is in bytes.
     """
     found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    _admit(found, owners, oldest, newest, limit)
+    _admit(found, owners, oldest, newest)
     try:
         with assumed(rights_of(found)):
             descriptor = open_entry(directory, name)
@@ -315,7 +315,7 @@ def read(
         raise FileRefused(InspectorFileState.IRREGULAR) from error
     try:
         status = os.fstat(descriptor)
-        _admit(status, owners, oldest, newest, limit)
+        _admit(status, owners, oldest, newest)
         data = read_bytes(descriptor, limit + 1)
     finally:
         os.close(descriptor)
@@ -324,14 +324,10 @@ def read(
     return File(uuid, status.st_uid, status.st_mtime, data.decode(errors="replace"))
 
 
-def _admit(
-    status: os.stat_result, owners: Collection[int], oldest: float, newest: float, limit: int
-) -> None:
+def _admit(status: os.stat_result, owners: Collection[int], oldest: float, newest: float) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise FileRefused(InspectorFileState.IRREGULAR)
     if status.st_uid not in owners:
         raise FileRefused(InspectorFileState.FOREIGN)
     if not oldest <= status.st_mtime <= newest:
         raise FileRefused(InspectorFileState.STALE)
-    if status.st_size > limit:
-        raise FileRefused(InspectorFileState.TOO_LARGE)

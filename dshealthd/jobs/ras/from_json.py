@@ -5,6 +5,7 @@ Anything that NCCL would not write is a `MalformedAnswer`.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections import Counter
@@ -27,6 +28,20 @@ from dshealthd.jobs.ras.status import (
     error_name,
 )
 
+_RANKS = Integer(0, 1 << 20)
+"""Ranks of a communicator: ten times those of the largest job."""
+_PLACE = {
+    "rank": _RANKS,
+    "host": String(),
+    "pid": Integer(-1, 1 << 22),  # PID_MAX_LIMIT of Linux
+    "nvml_dev": Integer(-1, 1 << 10),  # no driver drives more than some dozens
+}
+_CODE = Integer(0, (1 << 31) - 1)
+"""NCCL's results are of type int."""
+_FLAGS = dict.fromkeys(("finalize_called", "destroy_flag", "abort_flag"), Flag())
+_LOST_COMMA = re.compile(rb'("nvml_dev": -?[0-9]{1,10})\n( {10}"status": \{)')
+_HASH = re.compile(r"0x([0-9a-f]{1,16})")
+
 
 class _Unread(Plain):
     """A value that is not used."""
@@ -40,40 +55,23 @@ def _record(**fields: Any) -> Record:
     return Record(fields, rest=_Unread())
 
 
-_RANKS = Integer(0, 1 << 20)
-"""Ranks of a communicator: ten times those of the largest job."""
-_PLACE = {
-    "rank": _RANKS,
-    "host": String(),
-    "pid": Integer(-1, 1 << 22),  # PID_MAX_LIMIT of Linux
-    "nvml_dev": Integer(-1, 1 << 10),  # no driver drives more than some dozens
-}
-_CODE = Integer(0, (1 << 31) - 1)
-"""NCCL's results are of type int."""
-_FLAGS = dict.fromkeys(("finalize_called", "destroy_flag", "abort_flag"), Flag())
-_ANSWER = _record(
-    nccl_version=String(),
-    communicators=Array(
-        _record(
-            hash=String(),
-            secondary_hash=String(),
-            size=_RANKS,
-            ranks=Array(
-                _record(
-                    **_PLACE,
-                    status=_record(init_state=_CODE, async_error=_CODE, **_FLAGS),
-                    # A million a second for 285 years. A float64 holds it exactly.
-                    collective_counts=Record({}, rest=Integer(0, 1 << 53)),
-                )
-            ),
-            missing_ranks=Array(
-                _record(**_PLACE, status=_record(unresponsive=Flag(), considered_dead=Flag()))
-            ),
-        )
-    ),
-)
-_LOST_COMMA = re.compile(rb'("nvml_dev": -?[0-9]{1,10})\n( {10}"status": \{)')
-_HASH = re.compile(r"0x([0-9a-f]{1,16})")
+@functools.cache
+def _answer() -> Record:
+    present = _record(
+        **_PLACE,
+        status=_record(init_state=_CODE, async_error=_CODE, **_FLAGS),
+        # A million a second for 285 years. A float64 holds it exactly.
+        collective_counts=Record({}, rest=Integer(0, 1 << 53)),
+    )
+    missing = _record(**_PLACE, status=_record(unresponsive=Flag(), considered_dead=Flag()))
+    communicator = _record(
+        hash=String(),
+        secondary_hash=String(),
+        size=_RANKS,
+        ranks=Array(present),
+        missing_ranks=Array(missing),
+    )
+    return _record(nccl_version=String(), communicators=Array(communicator))
 
 
 def repair(data: bytes) -> bytes:
@@ -88,7 +86,7 @@ def repair(data: bytes) -> bytes:
 def parse_json(data: bytes) -> Status:
     """Return the status in a JSON answer. Raises MalformedAnswer."""
     try:
-        document = _ANSWER.read(_load(data), "the answer")
+        document = _answer().read(_load(data), "the answer")
     except SchemaError as error:
         raise MalformedAnswer(str(error)[:400]) from error
     found = document["communicators"]

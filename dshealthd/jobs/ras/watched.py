@@ -82,12 +82,13 @@ class WatchedJob:
     ended: str = ""
     """Why the job is not queried until its processes or libraries change; empty if it is."""
     split: bool = False
-    """Whether RAS is in parts that take each other for dead: see `dshealthd.jobs.ras.watched`."""
+    """Whether RAS is in parts that take each other for dead."""
     samples: Sequence[Sample] = ()
     """Samples of the last answer, exported again until the next."""
     _dead: set[int] = field(default_factory=set)
     """Pids on this node that an answer has called dead, in their own namespaces."""
-    _looked: float | None = None
+    _looked: float = -math.inf
+    """Monotonic time of the last query, or of the last check of the job's libraries."""
     _rarely: bool = False
     _refused: bool = False
     _starts: frozenset[Key] = frozenset()
@@ -98,17 +99,17 @@ class WatchedJob:
 
     def due(self, host: Host, now: float, healthy_interval: float) -> bool:
         """Return whether to query the job's RAS at `now`, by the monotonic clock."""
-        if self._looked is None or not self._rarely:
-            return True
-        if now - self._looked >= healthy_interval - _JITTER:
-            return True
-        return any(_in_trouble(host, process) for process in self._starts)
+        return (
+            not self._rarely
+            or self.rested(now, healthy_interval)
+            or any(_in_trouble(host, process) for process in self._starts)
+        )
 
     def rested(self, now: float, seconds: float) -> bool:
         """Return whether `seconds` have passed since the last query, or since the last check of the
         job's libraries.
         """
-        return self._looked is None or now - self._looked >= seconds - _JITTER
+        return now - self._looked >= seconds - _JITTER
 
     def hurry(self, now: float) -> bool:
         """Return whether a query may be brought forward to `now`, and count it if so.
@@ -165,12 +166,11 @@ class WatchedJob:
         self._rarely = not first and (idle > CLOSELY or (idle == 0 and not trouble))
 
     def _update_progress(self, status: Status, interval: float) -> None:
-        asked = self._looked or 0.0
         before = self.progress.idle
-        early = asked < self._regular - _JITTER
+        early = self._looked < self._regular - _JITTER
         self.progress.update(status, early=early)
         if not early or self.progress.idle == 0:
-            self._regular = asked + interval
+            self._regular = self._looked + interval
         elif not before:  # it replaces the next regular answer
             self._regular += interval
 

@@ -77,3 +77,14 @@ async def test_a_job_at_work_teaches_nothing(tmp_path: Path) -> None:
     look(moves=False)
     assert detector.jobs[JOB][0].silence - before == 6.0
     detector.close()
+
+
+def test_what_is_reported() -> None:
+    """Hangs, and what is one unless a rank elsewhere is at work."""
+    standstills = {
+        reason: SimpleNamespace(reason=reason, is_pause=reason is not HangClass.PROCESS)
+        for reason in (HangClass.PROCESS, HangClass.COLLECTIVE, HangClass.WORKING)
+    }
+    reported: Any = HangDetector.reported
+    found = [still.reason for still in reported.fget(SimpleNamespace(standstills=standstills))]
+    assert found == [HangClass.PROCESS, HangClass.COLLECTIVE]

@@ -89,6 +89,7 @@ def test_counts_are_the_books(start: Callable[..., tuple[Job, Machine]]) -> None
         )
         assert sum(one["sends"] for one in counted) == (7 if rank < 2 else 0)
         assert {one["behind"] for one in counted} == {0}
+        assert all(abs(time.monotonic() - one["last"]) < 60.0 for one in counted)
     names = [one["name"] for rank in found.values() for one in rank["communicators"]]
     assert {"", *names} - {""} == set(names)
     assert sorted(Counter(names).values()) == [2, SIZE]
