@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -153,13 +152,5 @@ def documents() -> dict[Path, str]:
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Write the files, or compare them: status 1 where one is out of date."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.tier", description="Write the tier.")
-    parser.add_argument("--check", action="store_true", help="compare, write nothing")
-    options = parser.parse_args(arguments)
-    return files.write(documents(), check=options.check)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(files.main("deploy.tier", documents))

@@ -212,7 +212,7 @@ async def test_the_pause_after_a_guess(
     monkeypatch.setattr(auth, "time", SimpleNamespace(monotonic=lambda: next(times)))
     authenticator = Authenticator()
     with monkeypatch.context() as patch:
-        patch.setattr(auth.asyncio, "sleep", sleep)
+        patch.setattr(asyncio, "sleep", sleep)
         await authenticator._verify(b"entry", b"guess", "", known=True)
     assert pauses == [pause]
 
