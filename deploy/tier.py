@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import promql_parser
 import yaml
 
+from deploy.kubernetes import rules
 from dshealthd.core import exposition
 from dshealthd.core.collector import MetricKind
 from dshealthd.core.exposition import Matcher, Selector
@@ -28,10 +29,8 @@ if TYPE_CHECKING:
 
     from dshealthd.core.collector import Metric
 
-PROMETHEUS = Path(__file__).parent / "prometheus"
-RULES = ("thresholds.yml", "recording.yml", "alerts.yml")
 AGENT = Path(exposition.__file__).parent / exposition.FILE
-REMOTE_WRITE = PROMETHEUS / "remote_write.yml"
+REMOTE_WRITE = rules.SOURCE / "remote_write.yml"
 FLEET = DIRECTORY / "dshealthd-fleet.json"
 """The dashboard of all nodes, which belongs to the server that has the tier."""
 WHOLE = (findings.FINDING.name, findings.VALUE.name)
@@ -63,8 +62,8 @@ remote_write:
 
 def expressions() -> Iterator[str]:
     """Yield the expressions of all rules, and of the dashboard that shows all nodes."""
-    for name in RULES:
-        document = yaml.safe_load((PROMETHEUS / name).read_text(encoding="utf-8"))
+    for name in rules.FILES:
+        document = yaml.safe_load((rules.SOURCE / name).read_text(encoding="utf-8"))
         for group in document["groups"]:
             for rule in group["rules"]:
                 yield rule["expr"]
