@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import promql_parser
 import yaml
 
+from deploy.kubernetes import rules
 from dshealthd.core import exposition
 from dshealthd.core.collector import MetricKind
 from dshealthd.core.exposition import Matcher, Selector
@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 
     from dshealthd.core.collector import Metric
 
-PROMETHEUS = Path(__file__).parent / "prometheus"
-RULES = ("thresholds.yml", "recording.yml", "alerts.yml")
 AGENT = Path(exposition.__file__).parent / exposition.FILE
-REMOTE_WRITE = PROMETHEUS / "remote_write.yml"
+REMOTE_WRITE = rules.SOURCE / "remote_write.yml"
 FLEET = DIRECTORY / "dshealthd-fleet.json"
 """The dashboard of all nodes, which belongs to the server that has the tier."""
 WHOLE = (findings.FINDING.name, findings.VALUE.name)
@@ -64,8 +62,8 @@ remote_write:
 
 def expressions() -> Iterator[str]:
     """Yield the expressions of all rules, and of the dashboard that shows all nodes."""
-    for name in RULES:
-        document = yaml.safe_load((PROMETHEUS / name).read_text(encoding="utf-8"))
+    for name in rules.FILES:
+        document = yaml.safe_load((rules.SOURCE / name).read_text(encoding="utf-8"))
         for group in document["groups"]:
             for rule in group["rules"]:
                 yield rule["expr"]
@@ -153,13 +151,5 @@ def documents() -> dict[Path, str]:
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Write the files, or compare them: status 1 where one is out of date."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.tier", description="Write the tier.")
-    parser.add_argument("--check", action="store_true", help="compare, write nothing")
-    options = parser.parse_args(arguments)
-    return files.write(documents(), check=options.check)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(files.main("deploy.tier", documents))

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from generate import files
 from generate.alert_rules import RUNBOOKS
 from grafana import fleet, jobs, limits, node, probes
 from grafana.board import Source, write
@@ -48,23 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     source = Source(limits=limits.read(options.thresholds), runbooks=options.runbooks)
-    made = documents(source)
-    there = {file.name for file in options.directory.glob("dshealthd-*.json")}
-    stale = {
-        name
-        for name, text in made.items()
-        if name not in there or (options.directory / name).read_text(encoding="utf-8") != text
-    }
-    if options.check:
-        for name in sorted(stale | there - made.keys()):
-            print(f"{options.directory / name} is out of date: run ./dev generate", file=sys.stderr)
-        return 1 if stale or there - made.keys() else 0
-    options.directory.mkdir(parents=True, exist_ok=True)
-    for name in there - made.keys():
-        (options.directory / name).unlink()
-    for name in stale:
-        (options.directory / name).write_text(made[name], encoding="utf-8")
-    return 0
+    made = {options.directory / name: text for name, text in documents(source).items()}
+    return files.write(made, check=options.check, there=options.directory.glob("dshealthd-*.json"))
 
 
 if __name__ == "__main__":

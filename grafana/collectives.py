@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grafana.panels import GREEN, ORANGE, graph, number
-from grafana.queries import ROWS, SERIES, most, worst, worst_of
+from grafana.queries import ROWS, SERIES, most, worst, worst_line, worst_of
 from grafana.tables import JOB_COLUMN, Column, rows
 
 if TYPE_CHECKING:
@@ -85,10 +85,7 @@ def panels() -> list[dashboard.Panel]:
             "Answers without progress",
             f"""RAS answers in a row in which no rank had launched anything since the previous one:
             the {SERIES} jobs with most. By itself this does not prove a hang.""",
-            (
-                worst("max", JOB, "dshealthd_job_nccl_answers_without_progress{@jobs}"),
-                "{{training_job}}",
-            ),
+            worst_line("max", JOB, "dshealthd_job_nccl_answers_without_progress{@jobs}"),
         ),
         graph(
             "Bus bandwidth of a job's own operations",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from grafana.board import Row, Source
 from grafana.panels import BLUE, GREEN, ORANGE, RED, YELLOW, graph, number
-from grafana.queries import ROWS, SERIES, grown, grown_or_new, least, most, worst
+from grafana.queries import ROWS, SERIES, grown, grown_or_new, least, most, worst, worst_line
 from grafana.tables import NODE_COLUMN, Column, rows
 
 if TYPE_CHECKING:
@@ -97,26 +97,20 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
             "Congestion",
             f"""Congestion notifications per second by kind, of all ports together: the {SERIES}
             most frequent. They are not errors by themselves.""",
-            (
-                worst(
-                    "sum",
-                    "type",
-                    "rate(dshealthd_infiniband_port_congestion_total{@nodes}[$__rate_interval])",
-                ),
-                "{{type}}",
+            worst_line(
+                "sum",
+                "type",
+                "rate(dshealthd_infiniband_port_congestion_total{@nodes}[$__rate_interval])",
             ),
         ),
         graph(
             "Waiting for credits",
             f"""Ticks per second in which ports had data but could not send, in the adapters' own
             unit: the {SERIES} ports that wait most now.""",
-            (
-                worst(
-                    "max",
-                    PORT,
-                    "rate(dshealthd_infiniband_port_transmit_wait_total{@nodes}[$__rate_interval])",
-                ),
-                "{{node}} {{device}} {{port}}",
+            worst_line(
+                "max",
+                PORT,
+                "rate(dshealthd_infiniband_port_transmit_wait_total{@nodes}[$__rate_interval])",
             ),
         ),
     ]
@@ -266,7 +260,7 @@ def _errors() -> list[dashboard.Panel]:
 def _ethernet() -> list[dashboard.Panel]:
     def interfaces(kind: str) -> tuple[str, str]:
         rate = f"rate(dshealthd_network_{kind}_total{{@nodes}}[$__rate_interval])"
-        return worst("max", "cluster, node, device", rate), "{{node}} {{device}}"
+        return worst_line("max", "cluster, node, device", rate)
 
     return [
         graph(

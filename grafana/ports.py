@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from grafana.board import Source
 from grafana.panels import GREEN, ORANGE, RED, graph, timeline
-from grafana.queries import SERIES, worst
+from grafana.queries import SERIES, worst, worst_line
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.models import dashboard
@@ -74,13 +74,10 @@ def panels(source: Source) -> list[dashboard.Panel]:
         graph(
             "Network traffic",
             f"Bytes sent by each interface, without RDMA: the {SERIES} that send most now.",
-            (
-                worst(
-                    "max",
-                    "device",
-                    "rate(dshealthd_network_transmit_bytes_total{@node}[$__rate_interval])",
-                ),
-                "{{device}}",
+            worst_line(
+                "max",
+                "device",
+                "rate(dshealthd_network_transmit_bytes_total{@node}[$__rate_interval])",
             ),
             unit="Bps",
         ),

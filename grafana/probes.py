@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from grafana import fabric, membership
 from grafana.board import NO_PROBES, Board, Row, Source, choice, cluster, data_source, scrape_job
 from grafana.panels import GREEN, ORANGE, RED, graph, timeline
-from grafana.queries import ROWS, SERIES, worst
+from grafana.queries import ROWS, SERIES, worst, worst_line
 from grafana.tables import NODE_COLUMN, Column, rows
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
             f"""The {SERIES} slowest nodes at the end of the time shown, by their own scores: the
             median ratio of their timings to a baseline of days for the same pairs of nodes. 1 is
             usual. Dashed: where an alert fires if the fleet's median reaches it.""",
-            (worst("max", "cluster, node", "dshealthd_probe_score_ratio{@nodes}"), "{{node}}"),
+            worst_line("max", "cluster, node", "dshealthd_probe_score_ratio{@nodes}"),
             ("quantile(0.5, dshealthd_probe_score_ratio{@fleet})", "median of all"),
             steps=((limits["fleet_score_ratio"], ORANGE),),
             limits=["median of all"],
@@ -109,7 +109,7 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
             "Bus bandwidth: slowest nodes",
             f"""Each node's bandwidth as a share of that median, in its worst class: the {SERIES}
             lowest. The dashed line is the alert's threshold.""",
-            (worst("min", "cluster, node", RATIO, lowest=True), "{{node}}"),
+            worst_line("min", "cluster, node", RATIO, lowest=True),
             unit="percentunit",
             steps=((None, RED), (limits["bus_bandwidth_ratio"], GREEN)),
         ),
@@ -158,13 +158,8 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
             "Why rounds did not use GPUs",
             f"""Rounds per minute that should have used the GPUs and did not, by reason: the
             {SERIES} most frequent.""",
-            (
-                worst(
-                    "sum",
-                    "reason",
-                    "60 * rate(dshealthd_probe_skips_total{@nodes}[$__rate_interval])",
-                ),
-                "{{reason}}",
+            worst_line(
+                "sum", "reason", "60 * rate(dshealthd_probe_skips_total{@nodes}[$__rate_interval])"
             ),
             stacked=True,
         ),
@@ -172,13 +167,10 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
             "Failed rounds",
             f"""Rounds per minute that neither succeeded nor were declined: the {SERIES} nodes with
             most.""",
-            (
-                worst(
-                    "sum",
-                    "cluster, node",
-                    f"60 * rate(dshealthd_probe_rounds_total{{{FAILED}}}[$__rate_interval])",
-                ),
-                "{{node}}",
+            worst_line(
+                "sum",
+                "cluster, node",
+                f"60 * rate(dshealthd_probe_rounds_total{{{FAILED}}}[$__rate_interval])",
             ),
         ),
         graph(

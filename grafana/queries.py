@@ -56,6 +56,14 @@ def worst(function: str, labels: str, expression: str, *, lowest: bool = False) 
     return worst_of(by(function, labels, expression), labels, lowest=lowest)
 
 
+def worst_line(
+    function: str, labels: str, expression: str, *, lowest: bool = False
+) -> tuple[str, str]:
+    """Return `worst` with the legend of its labels, without that of the cluster."""
+    shown = " ".join(f"{{{{{label}}}}}" for label in labels.split(", ") if label != "cluster")
+    return worst(function, labels, expression, lowest=lowest), shown
+
+
 def worst_of(expression: str, labels: str, rank: str = "", *, lowest: bool = False) -> str:
     """Return an expression for a graph with the same SERIES series at most over its whole time,
     rather than different ones at each step.

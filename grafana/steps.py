@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from grafana.board import Source
 from grafana.panels import GREEN, ORANGE, RED, graph
-from grafana.queries import ROWS, SERIES, worst, worst_of
+from grafana.queries import ROWS, SERIES, worst, worst_line, worst_of
 from grafana.tables import JOB_COLUMN, NODE_COLUMN, Column, rows
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
             "Step time of jobs",
             f"""Time from the end of a step to the end of the next: the median of a job's ranks, for
             the {SERIES} slowest jobs.""",
-            (worst("quantile", JOB, "0.5, dshealthd_job_step_seconds{@jobs}"), "{{training_job}}"),
+            worst_line("quantile", JOB, "0.5, dshealthd_job_step_seconds{@jobs}"),
             unit="s",
         ),
         graph(
@@ -60,10 +60,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
             f"""Of the slowest rank of each node: its step without its wait for other ranks, against
             ranks of its role. The {SERIES} slowest, and from which ratio on a rank is slow, which
             depends on how much those of its job differ.""",
-            (
-                worst("max", NODE, "dshealthd:job:work_ratio{@of_jobs}"),
-                "{{training_job}} {{node}} {{role}}",
-            ),
+            worst_line("max", NODE, "dshealthd:job:work_ratio{@of_jobs}"),
             (
                 worst("min", JOB, "dshealthd:job:work_ratio:limit{@of_jobs}"),
                 "{{training_job}} limit",
@@ -142,27 +139,22 @@ def health() -> list[dashboard.Panel]:
             "Loss scale",
             f"""Loss scale of mixed precision: the lowest of a job's ranks, for the {SERIES} jobs
             with the lowest. It falls with each overflow.""",
-            (worst("min", JOB, "dshealthd_job_loss_scale{@jobs}", lowest=True), "{{training_job}}"),
+            worst_line("min", JOB, "dshealthd_job_loss_scale{@jobs}", lowest=True),
             minimum=None,
         ),
         graph(
             "Skipped steps",
             f"""Steps per minute that were skipped because gradients overflowed: the {SERIES} jobs
             with most.""",
-            (
-                worst(
-                    "max",
-                    JOB,
-                    "60 * rate(dshealthd_job_skipped_steps_total{@jobs}[$__rate_interval])",
-                ),
-                "{{training_job}}",
+            worst_line(
+                "max", JOB, "60 * rate(dshealthd_job_skipped_steps_total{@jobs}[$__rate_interval])"
             ),
         ),
         graph(
             "Gradient norm",
             f"""The highest of a job's ranks, if the training computes it: the {SERIES} jobs with
             the highest.""",
-            (worst("max", JOB, "dshealthd_job_gradient_norm{@jobs}"), "{{training_job}}"),
+            worst_line("max", JOB, "dshealthd_job_gradient_norm{@jobs}"),
         ),
         graph(
             "Memory of ranks",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -148,6 +150,29 @@ def test_a_reader_that_has_seen_enough() -> None:
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(("soft", "hard", "raised"), [
+    (1024, resource.RLIM_INFINITY, [16_384]),
+    (1024, 1 << 20, [16_384]),
+    (1024, 4096, [4096]),
+    (16_384, 1 << 20, []),
+    (65_536, 1 << 20, []),
+])  # fmt: skip
+def test_the_agents_limit_on_open_files(
+    soft: int, hard: int, raised: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is raised as far as it may be, and no further than some children can bear."""
+    found: list[int] = []
+    kernel = SimpleNamespace(
+        RLIM_INFINITY=resource.RLIM_INFINITY,
+        RLIMIT_NOFILE=resource.RLIMIT_NOFILE,
+        getrlimit=lambda _which: (soft, hard),
+        setrlimit=lambda _which, limits: found.append(limits[0]),
+    )
+    monkeypatch.setattr(commands, "resource", kernel)
+    commands._raise_file_limit()
+    assert found == raised
 
 
 def test_another_pipe_that_breaks_surfaces(monkeypatch: pytest.MonkeyPatch) -> None:

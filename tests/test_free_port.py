@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dshealthd.cli import free_port
 from dshealthd.cli import main as cli
-from dshealthd.cli.free_port import NoPort, candidates, hold
+from dshealthd.cli.free_port import Held, NoPort, candidates, hold
 from dshealthd.core.host import Host
 from tests.netns import connection, listener, network_namespace
 
@@ -105,3 +110,25 @@ def test_bad_ranges_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert cli.main(["free-port", "--range", text]) == status
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("refused", "number", "sockets"), [
+    (socket.AF_INET6, errno.EAFNOSUPPORT, 1),
+    (socket.AF_INET6, errno.EMFILE, None),
+    (socket.AF_INET, errno.EAFNOSUPPORT, None),
+])  # fmt: skip
+def test_a_kernel_without_ipv6(
+    refused: int, number: int, sockets: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody binds a port of a family that it does not have; any other failure is one."""
+
+    def made(family: int, kind: int) -> socket.socket:
+        if family == refused:
+            raise OSError(number, os.strerror(number))
+        return socket.socket(family, kind)
+
+    monkeypatch.setattr(free_port, "socket", SimpleNamespace(**vars(socket) | {"socket": made}))
+    with contextlib.nullcontext() if sockets else pytest.raises(OSError, match=os.strerror(number)):
+        held = Held(0)
+        assert len(held.sockets) == sockets
+        held.release()

@@ -5,7 +5,6 @@ Each file of `deploy/prometheus` becomes one resource, word for word.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -36,24 +35,14 @@ def manifest(name: str, rules: str) -> str:
     )
 
 
-def document() -> str:
-    """Return all of them."""
+def documents() -> dict[Path, str]:
+    """Return the text of the generated file: all of them."""
     texts = (
         manifest(name.removesuffix(".yml"), (SOURCE / name).read_text(encoding="utf-8"))
         for name in FILES
     )
-    return HEADER + "---\n".join(texts)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Write the file, or compare it: status 1 where it is out of date."""
-    parser = argparse.ArgumentParser(
-        prog="python -m deploy.kubernetes.rules", description="Write the PrometheusRules."
-    )
-    parser.add_argument("--check", action="store_true", help="compare, write nothing")
-    options = parser.parse_args(arguments)
-    return files.write({TARGET: document()}, check=options.check)
+    return {TARGET: HEADER + "---\n".join(texts)}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(files.main("deploy.kubernetes.rules", documents))

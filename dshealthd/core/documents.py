@@ -86,11 +86,12 @@ class LeftOut:
     def add_reason(self, part: str, reason: str) -> None:
         """Say that a part was left out, here or by whom it comes from."""
         if len(self._reasons) < MAX_LEFT_OUT:
-            self._reasons[_text(part)] = _text(reason)
+            self._reasons[cut(part, MAX_REASON)] = cut(reason, MAX_REASON)
 
 
-def _text(text: str) -> str:
-    return text[:MAX_REASON].encode(errors="replace").decode()
+def cut(text: str, most: int) -> str:
+    """Return at most so many characters of a text, without what UTF-8 cannot encode."""
+    return text[:most].encode(errors="replace").decode()
 
 
 def whole(sections: Mapping[str, Any], left_out: LeftOut) -> str:

@@ -13,6 +13,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.collector import Metric, MetricKind
+from dshealthd.core.documents import cut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -91,7 +92,7 @@ def clean_label(label: str) -> str:
     """Return a label value without control characters and surrogates, at most 128 characters
     long.
     """
-    return label.translate(_CONTROLS).encode(errors="replace").decode()[:MAX_LABEL_LENGTH]
+    return cut(label.translate(_CONTROLS), MAX_LABEL_LENGTH)
 
 
 @functools.cache

@@ -138,7 +138,7 @@ class String(Plain):
 
     def write(self, value: Any, place: str) -> str:  # noqa: ARG002 - of every type
         """Return the text without what UTF-8 cannot encode."""
-        return str(value)[: self.maximum].encode(errors="replace").decode()
+        return documents.cut(str(value), self.maximum)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from types import MappingProxyType
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_DETAIL = 500
 """Most characters of a free text."""
+_text = functools.partial(documents.cut, most=MAX_DETAIL)
 
 
 def document(
@@ -142,7 +144,3 @@ def _group(
                 "samples": [],
             }
         family["samples"].append({"labels": named, "value": written})
-
-
-def _text(text: str) -> str:
-    return text[:MAX_DETAIL].encode(errors="replace").decode()

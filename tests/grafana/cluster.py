@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from deploy.kubernetes import rules
 from dshealthd.config import registry
 from grafana import limits
 from tests import yaml_files
@@ -74,11 +75,11 @@ def shipped(directory: Path) -> Path:
     """Lay out the shipped configuration and rules without targets, at one pace, and return the
     configuration's path.
     """
-    for file in ("thresholds.yml", "recording.yml", "alerts.yml"):
-        rules = yaml_files.load(DEPLOY / file)
-        for group in rules["groups"]:
+    for file in rules.FILES:
+        document = yaml_files.load(DEPLOY / file)
+        for group in document["groups"]:
             group.pop("interval", None)
-        (directory / file).write_text(yaml.safe_dump(rules, sort_keys=False), encoding="utf-8")
+        (directory / file).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
     config = yaml_files.load(DEPLOY / "dshealthd.yml")
     config["global"] = {"evaluation_interval": PACE}
     del config["alerting"]

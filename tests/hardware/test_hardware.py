@@ -18,6 +18,7 @@ from dshealthd.doctor import node as doctor
 from tests.hardware.checks import TORCH
 from tests.hardware.collectives import judge
 from tests.hardware.item import State, ran
+from tests.hardware.node import look, objection
 from tests.hardware.programs import Ran
 from tests.nvml.simulator import Simulator
 
@@ -148,23 +149,40 @@ def test_idle_gpus(tmp_path: Path) -> None:
     assert f"dshealthd {__version__}" in done.stdout
 
 
-@pytest.mark.parametrize("what", ["process", "utilization", "training"])
-def test_busy_gpus(tmp_path: Path, what: str) -> None:
-    """No collective is run, nor announced, where a GPU is in use; what reads goes on."""
+@pytest.mark.parametrize(("what", "why"), [
+    ("", ""),
+    ("process", "busy_gpu"),
+    ("utilization", "GPU 1 is at work"),
+    ("training", "a training runs"),
+])  # fmt: skip
+def test_why_no_collective_may_run(
+    tmp_path: Path, what: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU is in use, by what NVML names or by what it does not, or may be soon."""
     node = Node(tmp_path, 2)
-    node.smi(2)
     if what == "process":
         node.simulator.set(1, "processes", f"{os.getpid()}:1000000")
     elif what == "utilization":
         node.simulator.set(1, "utilization_gpu", 40)
-    else:
+    elif what == "training":
         _training(tmp_path / "proc/4711")
+    for name, value in node.simulator.environment().items():
+        monkeypatch.setenv(name, value)
+    found = objection(look(node.config))
+    assert why in found
+    assert bool(found) == bool(why)
+
+
+def test_busy_gpus(tmp_path: Path) -> None:
+    """No collective is run, nor announced, where a GPU is in use; what reads goes on."""
+    node = Node(tmp_path, 2)
+    node.smi(2)
+    node.simulator.set(1, "utilization_gpu", 40)
     done = node.check()
     found = rows(done.stdout)
-    why = {"process": "busy_gpu", "utilization": "GPU 1 is at work", "training": "a training runs"}
     assert done.returncode == 0, done.stdout + done.stderr
     assert found["a collective within the node"][0] == "could not run"
-    assert why[what] in found["a collective within the node"][1]
+    assert "GPU 1 is at work" in found["a collective within the node"][1]
     assert "--- Next" not in done.stdout
     # Asked for the version of torch, and nothing else.
     assert (tmp_path / "started").read_text() == f"{TORCH}\n"

@@ -22,7 +22,7 @@ from dshealthd.config import config
 from dshealthd.config.config import Config
 from dshealthd.evidence.command import _from_agent
 from dshealthd.http import client
-from dshealthd.http.client import Access, Impostor, _reachable, identify, local
+from dshealthd.http.client import Access, Impostor, _reachable, identify, local, remote
 from dshealthd.http.exchange import Rejected, Unreachable
 from tests import no_netlink
 from tests.http.impostors import impostor, saying, serving
@@ -250,6 +250,30 @@ def test_tls_of_the_local_agent_is_verified_with_authorities_alone(tmp_path: Pat
         context = local(configured(1), given)._request.tls
         assert context is not None
         assert context.verify_mode is mode
+
+
+@pytest.mark.parametrize(("node", "host", "port"), [
+    ("n1", "n1", 10061),
+    ("n1:7", "n1", 7),
+    ("10.0.0.1:7", "10.0.0.1", 7),
+    ("fd00::1", "fd00::1", 10061),
+    ("[fd00::1]", "fd00::1", 10061),
+    ("[fd00::1]:7", "fd00::1", 7),
+    ("http://n1:7/", "n1", 7),
+])  # fmt: skip
+def test_where_another_nodes_agent_is(node: str, host: str, port: int) -> None:
+    """As it is named, at this agent's port if it names none."""
+    asked = remote(configured(10061), node, Access())._request
+    assert (asked.host, asked.port) == (host, port)
+
+
+@pytest.mark.parametrize("node", [
+    "", ":7", "a/b", "a/", "ops@n1", "https://n1/", "ftp://n1", "http://", "n1:x", "n1:70000",
+])  # fmt: skip
+def test_what_is_no_node(node: str) -> None:
+    """Nothing is asked of it."""
+    with pytest.raises(ValueError, match=r"not a node|Port|port"):
+        remote(configured(10061), node, Access())
 
 
 @pytest.mark.parametrize(("listens", "reached"), [

@@ -23,6 +23,7 @@ from dshealthd.config import config
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.jobs.launches import OUTPUT
 from dshealthd.probe.options import ProbeOptions
+from generate import files as generated
 from tests import yaml_files
 
 ROOT = Path(__file__).parents[2]
@@ -338,7 +339,7 @@ def test_mistake_is_shown_by_describe() -> None:
 
 def test_rules_are_ours(tmp_path: Path) -> None:
     """Each PrometheusRule holds one rule file, which promtool accepts as kustomize wrote it."""
-    assert rules.main(["--check"]) == 0
+    assert generated.main("deploy.kubernetes.rules", rules.documents, ["--check"]) == 0
     for name in rules.FILES:
         made = only(chart.WHOLE, "PrometheusRule", f"dshealthd-{name.removesuffix('.yml')}")["spec"]
         source = yaml_files.load(rules.SOURCE / name)

@@ -414,13 +414,15 @@ def test_one_job_of_two_is_hung(capsys: pytest.CaptureFixture[str]) -> None:
     """It makes the exit status, which is unknown where one agent of two has not judged yet."""
     hang = {"cause": "process", "overdue_seconds": 60.0, "culprits": [], "says": "hung"}
     hung, well = job(state="hung", hang=hang), job(job="run-2")
-    for first, code in ((document(jobs=[hung, well]), 2), (document(ready=False), 3)):
+    for first, code in ((document(jobs=[well, hung]), 2), (document(ready=False), 3)):
         with (
             impostors.serving(impostors.saying(json.dumps(first))) as one,
             impostors.serving(impostors.saying(json.dumps(document(jobs=[well])))) as other,
         ):
             assert run("jobs", f"127.0.0.1:{one}", f"127.0.0.1:{other}") == code
-        assert "run-2  training" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert said.index("run-2  training") >= said.find("run-1  hung")
+        assert (code == 2) is ("run-1  hung" in said)
 
 
 def test_what_an_agent_left_out_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import yaml
 from deploy import tier
 from dshealthd.core.collector import MetricKind
 from dshealthd.core.exposition import parse_selectors
+from generate import files
 from generate.reference import all_metrics
 from tests.symptoms import expression
 
@@ -19,16 +20,16 @@ def test_up_to_date(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`--check` passes on what is checked in, and names a file that differs or is missing."""
-    assert tier.main(["--check"]) == 0
+    assert files.main("deploy.tier", tier.documents, ["--check"]) == 0
     monkeypatch.setattr(tier, "AGENT", tmp_path / "verdict.tier")
     (tmp_path / "verdict.tier").write_text("dshealthd_old\n", encoding="utf-8")
     monkeypatch.setattr(tier, "REMOTE_WRITE", tmp_path / "remote_write.yml")
-    assert tier.main(["--check"]) == 1
+    assert files.main("deploy.tier", tier.documents, ["--check"]) == 1
     named = capsys.readouterr().err
     assert "verdict.tier" in named
     assert "remote_write.yml" in named
-    assert tier.main([]) == 0
-    assert tier.main(["--check"]) == 0
+    assert files.main("deploy.tier", tier.documents, []) == 0
+    assert files.main("deploy.tier", tier.documents, ["--check"]) == 0
 
 
 def test_rules_and_fleet_need_nothing_else() -> None:

@@ -9,10 +9,12 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import bcrypt
 import pytest
 
+from dshealthd.web import auth
 from dshealthd.web.auth import Authenticator, problem
 from tests.stopwatch import Stopwatch
 from tests.web.serving import serving
@@ -194,6 +196,25 @@ async def test_guesses_take_a_quarter_of_a_core(monkeypatch: pytest.MonkeyPatch)
     assert answers == [401] * 5
     assert len(verified) == 5
     assert time.monotonic() - started >= 4 * 5 * 0.02
+
+
+@pytest.mark.parametrize(("took", "pause"), [(0.02, 0.06), (0.3, 0.9), (60.0, 1.0)])
+async def test_the_pause_after_a_guess(
+    took: float, pause: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three times as long as the guess took, and a second at most."""
+    times, pauses = iter((100.0, 100.0 + took)), list[float]()
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(round(seconds, 6))
+
+    monkeypatch.setattr(auth, "_matches", lambda _password, _expected: False)
+    monkeypatch.setattr(auth, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    authenticator = Authenticator()
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "sleep", sleep)
+        await authenticator._verify(b"entry", b"guess", "", known=True)
+    assert pauses == [pause]
 
 
 async def test_a_guesser_delays_another_client_by_one_verification(
