@@ -86,7 +86,14 @@ _LABEL = re.compile(
     r"|[^\n]{0,160}?\bpod=\"?(?P<pod>[\w.-]{2,63})"
 )
 """What a collector such as Loki says of a line's origin, before its text."""
-_TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
+_TASK = re.compile(r"[ ]*(?:(?P<task>\d{1,6}):|\[(?P<task_2>\d{1,6})\]:?)(?:[ ]|$)")
+"""As srun and Hydra number the tasks before their lines."""
+_RANKED = re.compile(
+    r"[\[(<|]?(?:(?P<host>[\w.-]*\d[\w.-]*)[/ :@|]{1,3}|(?:\w+[ :=|]{1,3}){1,3}[\[(]?)?"
+    r"(?:global[ _-]?)?(?:[Rr]ank|RANK)[ :=_-]{0,2}(?P<rank>\d{1,6})(?:/\d{1,6})?"
+    r"(?:[ ,]{1,2}host=(?P<host_2>[\w.-]+))?[\])>:|]{0,2}(?: [|>-](?= ))?(?:[ ]|$|(?=\[))"
+)
+"""A rank before every line, as any logger may put it, and a host beside it."""
 _NODE = re.compile(
     r"\[?(?P<host>[A-Za-z][\w.-]*\w|\d{1,3}(?:\.\d{1,3}){3})"
     r"(?::|\]|(?: \S{1,63})? {1,40}[|>]| (?P<container>[a-z][a-z\d-]{1,62}))(?:[ ]|$|(?=\[))"
@@ -111,6 +118,7 @@ _FULL = 2
 wrapped."""
 _NUMBER = re.compile(r"\d+")
 _BREAK = re.compile(r"\s+|(?<=\d)[:-](?=\D|$)")
+_NUMBERED = re.compile(r"\s*(\d+)[:-]")
 _INDENT = re.compile(r"^\s+(?=\d)")
 _ANCHOR = re.compile(
     r"\[(?:rank|default)\d{1,6}\]:|\[\d+,\d+\]<std|Traceback \(most recent call last\)"
@@ -197,6 +205,10 @@ class Splitter:
         self.has_tasks = False
         self.nodes: frozenset[bytes] = frozenset()
         """The hosts in a column before the lines, with all digits alike."""
+        self.ranked: frozenset[bytes] = frozenset()
+        """What has a rank in it before the lines, with all digits alike."""
+        self.has_hosts = False
+        """Whether that has hosts in it, of which each has several ranks."""
         self._width = 0
         """Length of the lines that a terminal or a logger has wrapped; 0 if none are."""
         self._mark: re.Pattern[str] | None = None
@@ -234,8 +246,15 @@ class Splitter:
         self.is_stamped = len(sample) > _ENOUGH and stamps >= _NEARLY_ALL * len(sample)
         self.is_stamped |= any('  File "' in line and _DIGIT.match(line) for line in sample)
         begins = [match.end() if (match := _DIGIT.match(line)) else 0 for line in sample]
+        ranked = [_RANKED.match(line, at) for line, at in zip(sample, begins, strict=True)]
+        if _is_column(ranked):
+            self.ranked = frozenset(same_digits(match[0]) for match in ranked if match)
+            ranks, hosts = ({one[key] for one in ranked if one} for key in ("rank", "host"))
+            self.has_hosts = len(hosts) < len(ranks)
         tasks = [_TASK.match(line, at) for line, at in zip(sample, begins, strict=True)]
-        self.has_tasks = _is_column(tasks)
+        self.has_tasks = _is_column(tasks) and any(
+            one and (one["task"] or not int(one["task_2"])) for one in tasks
+        )
         found = [
             _column(line, task.end() if task and self.has_tasks else begin)
             for line, begin, task in zip(sample, begins, tasks, strict=True)
@@ -243,11 +262,9 @@ class Splitter:
         for container in {match["container"] for match in found if match}:
             column = [one if one and one["container"] == container else None for one in found]
             names = {match["host"] for match in column if match}
-            if (
-                len(names) > 1
-                and len(column) - column.count(None) >= _ENOUGH
-                and _is_column(column)
-            ):
+            named = len(column) - column.count(None)
+            least = _ENOUGH if container is None else max(_ENOUGH, _NEARLY_ALL * len(column))
+            if len(names) > 1 and named >= least and _is_column(column):
                 self.nodes = frozenset(map(same_digits, filter(is_name_of_host, names)))
         self._width = self._wrapped_at(sample)
 
@@ -418,7 +435,7 @@ class Splitter:
                     stamp = name, part
                 elif name == "level":
                     level = value
-                elif name == "host":
+                elif name == "host" and (match.re is not _RANKED or self.has_hosts):
                     host = part
             for group in found.keys() & {"named", "named_2"}:
                 named = begin + match.start(group)
@@ -437,6 +454,8 @@ class Splitter:
     def _prefix(self, text: str) -> re.Match[str] | None:
         """Return the prefix that a line begins with; its first character tells which it may be."""
         head = text[:1]
+        if self.ranked and (match := _RANKED.match(text)):
+            return match if same_digits(match[0]) in self.ranked else None
         if head == "[" and (match := _BRACKET.match(text)):
             return match
         if head == "(":
@@ -477,16 +496,22 @@ def _is_column(found: Sequence[object]) -> bool:
 
 
 def _are_of_tasks(lines: Sequence[str]) -> bool:
-    """Return whether lines begin with numbers of tasks, not with their own: of these, each is
-    greater than the one before, and the first is not 0.
-    """
-    numbers = [int(match["task"]) for line in lines if (match := _TASK.match(line))]
-    is_ascending = all(one < other for one, other in pairwise(numbers))
-    return len(numbers) == len(lines) and not (numbers[0] > 0 and is_ascending)
+    """Return whether lines begin with numbers of tasks, not with their own."""
+    found = filter(None, map(_TASK.match, lines))
+    numbers = [int(match["task"] or match["task_2"]) for match in found]
+    return len(numbers) == len(lines) and not _are_ascending(numbers)
+
+
+def _are_ascending(numbers: Sequence[int]) -> bool:
+    """Return whether numbers are those of lines, of which there is none with 0."""
+    return numbers[0] > 0 and all(one < other for one, other in pairwise(numbers))
 
 
 def _mark_before(lines: Sequence[str]) -> str | None:
     """Return an expression for a mark that names nothing before all lines; None without one."""
+    numbered = list(filter(None, map(_NUMBERED.match, lines)))
+    if len(numbered) == len(lines) and _are_ascending([int(one[1]) for one in numbered]):
+        return _NUMBERED.pattern
     for indent in ("", r"\s*"):  # numbers of lines are aligned to the right
         forms = [_NUMBER.sub("0", _INDENT.sub("", line) if indent else line) for line in lines]
         whole = os.path.commonprefix(forms)  # noqa: RUF071 - of characters, no paths
