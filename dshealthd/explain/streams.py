@@ -89,9 +89,11 @@ _LABEL = re.compile(
 _TASK = re.compile(r"[ ]*(?:(?P<task>\d{1,6}):|\[(?P<task_2>\d{1,6})\]:?)(?:[ ]|$)")
 """As srun and Hydra number the tasks before their lines."""
 _RANKED = re.compile(
-    r"[\[(<|]?(?:(?P<host>[\w.-]*\d[\w.-]*)[/ :@|]{1,3}|(?:\w+[ :=|]{1,3}){1,3}[\[(]?)?"
+    r"[\[(<|]?(?:(?P<host>[\w.-]*\d[\w.-]*)[/ :@|]{1,3}|node[ =:]?\d{1,6}[ ,]{1,2}"
+    r"|(?:\w+ ?[:|] ?){1,3}[\[(]?)?"
     r"(?:global[ _-]?)?(?:[Rr]ank|RANK)[ :=_-]{0,2}(?P<rank>\d{1,6})(?:/\d{1,6})?"
-    r"(?:[ ,]{1,2}host=(?P<host_2>[\w.-]+))?[\])>:|]{0,2}(?: [|>-](?= ))?(?:[ ]|$|(?=\[))"
+    r"(?:[ ,]{1,2}host=(?P<host_2>[\w.-]+))?"
+    r"(?:[\])>:|]{1,2}| [|>-](?= )|(?= \w+=))(?:[ ]|$|(?=\[))"
 )
 """A rank before every line, as any logger may put it, and a host beside it."""
 _NODE = re.compile(
@@ -246,7 +248,10 @@ class Splitter:
         self.is_stamped = len(sample) > _ENOUGH and stamps >= _NEARLY_ALL * len(sample)
         self.is_stamped |= any('  File "' in line and _DIGIT.match(line) for line in sample)
         begins = [match.end() if (match := _DIGIT.match(line)) else 0 for line in sample]
-        ranked = [_RANKED.match(line, at) for line, at in zip(sample, begins, strict=True)]
+        ranked = [
+            None if self._prefix(line[at:]) else _RANKED.match(line, at)
+            for line, at in zip(sample, begins, strict=True)
+        ]
         if _is_column(ranked):
             self.ranked = frozenset(same_digits(match[0]) for match in ranked if match)
             ranks, hosts = ({one[key] for one in ranked if one} for key in ("rank", "host"))
@@ -509,8 +514,8 @@ def _are_ascending(numbers: Sequence[int]) -> bool:
 
 def _mark_before(lines: Sequence[str]) -> str | None:
     """Return an expression for a mark that names nothing before all lines; None without one."""
-    numbered = list(filter(None, map(_NUMBERED.match, lines)))
-    if len(numbered) == len(lines) and _are_ascending([int(one[1]) for one in numbered]):
+    own = list(filter(None, map(_NUMBERED.match, lines)))
+    if len(own) == len(lines) and _are_ascending([int(one[1]) for one in own]):
         return _NUMBERED.pattern
     for indent in ("", r"\s*"):  # numbers of lines are aligned to the right
         forms = [_NUMBER.sub("0", _INDENT.sub("", line) if indent else line) for line in lines]
