@@ -352,15 +352,14 @@ class Splitter:
         text = following.text
         if 0 < self._width == len(end) and text[0] not in "[{":
             return line.text + text
-        if "[PG " not in line.text and "[Rank " not in line.text:
-            return None
         if not line.prefixed or not _CONTINUED.match(text):
             return None
         return f"{line.text.rstrip()} {text.lstrip()}"
 
     def may_continue(self, line: Line, end: str) -> bool:
         """Return whether the next line may belong to this one."""
-        return 0 < self._width == len(end) or (line.prefixed and "Rank " in line.text[:160])
+        is_of_group = line.prefixed and ("[Rank " in line.text[:160] or "[PG " in line.text[:160])
+        return 0 < self._width == len(end) or is_of_group
 
     def split(self, text: str) -> Line:
         """Return a line's text without prefixes, its origin, and its timestamp."""
