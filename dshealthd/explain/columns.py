@@ -20,7 +20,7 @@ launchers add lines of their own."""
 TASK = re.compile(r"[ ]*(?:(?P<task>\d{1,6}):|\[(?P<task_2>\d{1,6})\]:?)(?:[ ]|$)")
 """As srun and Hydra number the tasks before their lines."""
 RANKED = re.compile(
-    r"[\[(<|]?(?:(?P<host>[\w.-]*\d[\w.-]*)[/ :@|]{1,3}|node[ =:]?\d{1,6}[ ,]{1,2}"
+    r"[\[(<|]?(?:(?P<host>[\w.-]{0,62}\d[\w.-]{0,62})[/ :@|]{1,3}|node[ =:]?\d{1,6}[ ,]{1,2}"
     r"|(?:\w+ ?[:|] ?){1,3}[\[(]?)?"
     r"(?:global[ _-]?)?(?:[Rr]ank|RANK)[ :=_-]{0,2}(?P<rank>\d{1,6})(?:/\d{1,6})?"
     r"(?:[ ,]{1,2}host=(?P<host_2>[\w.-]+))?"
@@ -35,10 +35,12 @@ NODE = re.compile(
 ENOUGH = 4
 """A file must have more lines than this to tell a prefix from what its lines say."""
 _UNNAMED = re.compile(
-    r"(?:[^A-Za-z]|[A-Z][a-z]{2}(?= +\d)|(?<=\d)[TZ]"
-    r"|[\w./-]{1,200}\.(?:log|txt|out|err)(?=[:-]\d))*"
+    r"(?:[\w./-]{1,200}+(?<=\.log|\.txt|\.out|\.err)(?=[:-]\d)|[A-Z][a-z]{2}(?= +\d)"
+    r"|(?<=\d)[TZ]|[^A-Za-z])*+"
 )
 """A prefix that names nothing: numbers, dates and marks, and a file whose lines are numbered."""
+_LONGEST = 160
+"""Maximum characters of a mark."""
 _NUMBER = re.compile(r"\d+")
 _BREAK = re.compile(r"\s+|(?<=\d)[:-](?=\D|$)")
 _NUMBERED = re.compile(r"\s*(\d+)[:-]")
@@ -78,7 +80,7 @@ def mark_before(lines: Sequence[str]) -> str | None:
         return _NUMBERED.pattern
     for indent in ("", r"\s*"):  # numbers of lines are aligned to the right
         forms = [_NUMBER.sub("0", _INDENT.sub("", line) if indent else line) for line in lines]
-        whole = os.path.commonprefix(forms)  # noqa: RUF071 - of characters, no paths
+        whole = os.path.commonprefix(forms)[:_LONGEST]  # noqa: RUF071 - of characters
         for found in _BREAK.finditer(whole):
             mark = whole[: found.end()]
             if _UNNAMED.fullmatch(mark):

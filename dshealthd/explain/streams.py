@@ -265,7 +265,7 @@ class Splitter:
         """Learn from the first lines of the file what stands before every line, whatever its
         numbers, unless it is of a known form, which says more.
         """
-        sample = list(lines)
+        sample = [line[: MAX_WIDTH + 1] for line in lines]
         expression = ""
         for _ in range(MAX_PREFIXES):
             rest = [line for line in map(self.unmarked, sample) if line.strip()]
