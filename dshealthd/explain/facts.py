@@ -59,6 +59,13 @@ class Bounded(dict[K, V]):
         return super().setdefault(key, default)
 
 
+def _add(found: dict[K, set[int]], key: K, value: int) -> None:
+    """Add a value to those of a key, up to as many as show that there are several."""
+    values = found.setdefault(key, set())
+    if len(values) < SEVERAL:
+        values.add(value)
+
+
 @dataclass(slots=True)
 class Failure:
     """One entry of torchrun's summary: a rank that failed, as its launcher saw it."""
@@ -193,9 +200,7 @@ class Recognized:
             facts.is_launcher = True
         elif line.launcher is not None:
             facts.is_launcher = True
-            pids = self.launchers.setdefault((source, origin.task), set())
-            if len(pids) < SEVERAL:
-                pids.add(line.launcher)
+            _add(self.launchers, (source, origin.task), line.launcher)
         if line.stamp is not None:
             facts.last_stamp[origin] = line.stamp
             facts.final = line.stamp
@@ -206,9 +211,7 @@ class Recognized:
             if match and int(match["rank"]) < int(match["world"]) > 1:
                 self._introduce(origin, int(match["rank"]), int(match["world"]))
             if origin.pid is not None and (match := _OWN_RANK.match(text)):
-                own = self.ranks_by_prefix.setdefault((source, origin.pid), set())
-                if len(own) < SEVERAL:
-                    own.add(int(match[1]))
+                _add(self.ranks_by_prefix, (source, origin.pid), int(match[1]))
         if pairs:
             for seat in names.seats(text, origin, self.rank_of(origin)):
                 self.seats[seat] = None
@@ -220,9 +223,7 @@ class Recognized:
     def _introduce(self, origin: Origin, rank: int, world: int) -> None:
         """Learn the rank of the process that says it; in a part of the job it has another one."""
         if origin.pid is None:
-            ranks = self.ranks_by_source.setdefault(origin.source, set())
-            if len(ranks) < SEVERAL:
-                ranks.add(rank)
+            _add(self.ranks_by_source, origin.source, rank)
             return
         key = origin.source, origin.host and names.short(origin.host), origin.pid
         if world > self.ranks_by_pid.get(key, (0, 0))[0]:
@@ -241,13 +242,9 @@ class Recognized:
             return
         self.see(origin.rank)
         if origin.local is not None:
-            ranks = self.ranks_by_local.setdefault((source, origin.task, origin.local), set())
-            if len(ranks) < SEVERAL:
-                ranks.add(origin.rank)
+            _add(self.ranks_by_local, (source, origin.task, origin.local), origin.rank)
         if origin.task is not None:
-            seen = self.tasks_with_ranks.setdefault((source, origin.task), set())
-            if len(seen) < SEVERAL:
-                seen.add(origin.rank)
+            _add(self.tasks_with_ranks, (source, origin.task), origin.rank)
 
     def see(self, rank: int) -> None:
         """Note that a rank appears in the logs."""

@@ -118,7 +118,7 @@ def digest(data: bytes) -> dict[str, Any]:
             if operation["state"] == "completed":
                 group["completed"] = max(group["completed"], operation["number"])
     for group in groups.values():
-        operations = sorted(group.pop("operations"), key=lambda operation: operation["number"])
+        operations = group.pop("operations")  # the oldest first, as the recorder dumps them
         group["pending"] = [
             operation
             for operation in operations

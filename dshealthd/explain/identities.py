@@ -74,7 +74,11 @@ class Identities:
             self._ranks[pid].add(own)
         for (_, pid), ranks in found.ranks_by_prefix.items():
             self._ranks[pid] |= ranks
-        alone = {key: ranks for key, ranks in found.ranks_by_source.items() if len(ranks) == 1}
+        own_ranks = {source: set(ranks) for source, ranks in found.ranks_by_source.items()}
+        for seat in found.seats:
+            if seat.rank is not None:
+                own_ranks.setdefault(seat.origin.source, set()).add(seat.rank)
+        alone = {source: ranks for source, ranks in own_ranks.items() if len(ranks) == 1}
         if len(set().union(*alone.values())) > 1:  # each of several logs is of one rank
             self._ranks |= {("log", source): ranks for source, ranks in alone.items()}
         for (source, task, local), ranks in found.ranks_by_local.items():

@@ -236,7 +236,7 @@ def _windows(
         start = block.rfind(b"\n", 0, max(0, offset - BEFORE)) + 1
         start = min(start, block.rfind(b"\n", 0, offset) + 1)
         if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+            found[-1] = found[-1][0], end
         else:
             found.append((start, end))
     if is_last:

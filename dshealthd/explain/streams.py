@@ -5,13 +5,24 @@ Prefixes nest (`3: [default1]:[rank13]:[E1122 04:44:58.499 …] `), so they are 
 
 from __future__ import annotations
 
-import os.path
 import re
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dshealthd.explain.columns import (
+    ENOUGH,
+    NEARLY_ALL,
+    NODE,
+    RANKED,
+    TASK,
+    are_of_tasks,
+    ended,
+    is_column,
+    mark_before,
+    name_at,
+)
 from dshealthd.explain.events import Origin, Stamp, is_name_of_host
 
 if TYPE_CHECKING:
@@ -28,11 +39,6 @@ _SHAPE = 1 << 10
 MAX_ORIGINS = 4096
 """Maximum number of origins remembered for a shape."""
 _ALIKE = bytes.maketrans(b"123456789", b"000000000")
-_NEARLY_ALL = 0.9
-"""Share of a file's first lines that must have what a collector puts before every line."""
-_SAMPLE = 0.6
-"""Share of a file's first lines that must begin with `77: `, or with a host, for it to be a prefix:
-launchers add lines of their own."""
 
 _CLASS = r"[\w.]{1,120}(?:Error|Exception|Interrupt):"
 """How an exception begins: no program has such a name."""
@@ -86,19 +92,6 @@ _LABEL = re.compile(
     r"|[^\n]{0,160}?\bpod=\"?(?P<pod>[\w.-]{2,63})"
 )
 """What a collector such as Loki says of a line's origin, before its text."""
-_TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
-_NODE = re.compile(
-    r"\[?(?P<host>[A-Za-z][\w.-]*\w|\d{1,3}(?:\.\d{1,3}){3})"
-    r"(?::|\]|(?: \S{1,63})? {1,40}[|>]| (?P<container>[a-z][a-z\d-]{1,62}))(?:[ ]|$|(?=\[))"
-)
-"""A node or pod before every line, as pdsh, compose, stern and loggers of launchers put it."""
-_ENOUGH = 4
-"""A file must have more lines than this to tell a prefix from what its lines say."""
-_UNNAMED = re.compile(
-    r"(?:[^A-Za-z]|[A-Z][a-z]{2}(?= +\d)|(?<=\d)[TZ]"
-    r"|[\w./-]{1,200}\.(?:log|txt|out|err)(?=[:-]\d))*"
-)
-"""A prefix that names nothing: numbers, dates and marks, and a file whose lines are numbered."""
 _NUMBERS = frozenset({"rank", "local", "task", "pid", "gpu", "launcher"})
 """Groups of prefixes that are numbers of the line's origin."""
 _STAMPS = ("iso", "glog", "uptime", "ctime", "syslog")
@@ -110,8 +103,6 @@ _FULL = 2
 """Number of lines of the greatest length, each with a rest after it, that shows a log to be
 wrapped."""
 _NUMBER = re.compile(r"\d+")
-_BREAK = re.compile(r"\s+|(?<=\d)[:-](?=\D|$)")
-_INDENT = re.compile(r"^\s+(?=\d)")
 _ANCHOR = re.compile(
     r"\[(?:rank|default)\d{1,6}\]:|\[\d+,\d+\]<std|Traceback \(most recent call last\)"
     r"|\[[EWIF]\d{3,4} \d\d:|\[[EWIF] [\w.]{1,80}:\d+\]"
@@ -197,6 +188,10 @@ class Splitter:
         self.has_tasks = False
         self.nodes: frozenset[bytes] = frozenset()
         """The hosts in a column before the lines, with all digits alike."""
+        self.ranked: frozenset[bytes] = frozenset()
+        """What has a rank in it before the lines, with all digits alike."""
+        self.has_hosts = False
+        """Whether that has hosts in it, of which each has several ranks."""
         self._width = 0
         """Length of the lines that a terminal or a logger has wrapped; 0 if none are."""
         self._mark: re.Pattern[str] | None = None
@@ -231,23 +226,31 @@ class Splitter:
             and not match.groupdict().get("level")
             for line in sample
         )
-        self.is_stamped = len(sample) > _ENOUGH and stamps >= _NEARLY_ALL * len(sample)
+        self.is_stamped = len(sample) > ENOUGH and stamps >= NEARLY_ALL * len(sample)
         self.is_stamped |= any('  File "' in line and _DIGIT.match(line) for line in sample)
         begins = [match.end() if (match := _DIGIT.match(line)) else 0 for line in sample]
-        tasks = [_TASK.match(line, at) for line, at in zip(sample, begins, strict=True)]
-        self.has_tasks = _is_column(tasks)
+        ranked = [
+            None if self._prefix(line[at:]) else RANKED.match(line, at)
+            for line, at in zip(sample, begins, strict=True)
+        ]
+        if is_column(ranked):
+            self.ranked = frozenset(same_digits(match[0]) for match in ranked if match)
+            ranks, hosts = ({one[key] for one in ranked if one} for key in ("rank", "host"))
+            self.has_hosts = len(hosts) < len(ranks)
+        tasks = [TASK.match(line, at) for line, at in zip(sample, begins, strict=True)]
+        self.has_tasks = is_column(tasks) and any(
+            one and (one["task"] or not int(one["task_2"])) for one in tasks
+        )
         found = [
-            _column(line, task.end() if task and self.has_tasks else begin)
+            name_at(line, task.end() if task and self.has_tasks else begin)
             for line, begin, task in zip(sample, begins, tasks, strict=True)
         ]
         for container in {match["container"] for match in found if match}:
             column = [one if one and one["container"] == container else None for one in found]
             names = {match["host"] for match in column if match}
-            if (
-                len(names) > 1
-                and len(column) - column.count(None) >= _ENOUGH
-                and _is_column(column)
-            ):
+            named = len(column) - column.count(None)
+            least = ENOUGH if container is None else max(ENOUGH, NEARLY_ALL * len(column))
+            if len(names) > 1 and named >= least and is_column(column):
                 self.nodes = frozenset(map(same_digits, filter(is_name_of_host, names)))
         self._width = self._wrapped_at(sample)
 
@@ -262,13 +265,13 @@ class Splitter:
         """Learn from the first lines of the file what stands before every line, whatever its
         numbers, unless it is of a known form, which says more.
         """
-        sample = list(lines)
+        sample = [line[: MAX_WIDTH + 1] for line in lines]
         expression = ""
         for _ in range(MAX_PREFIXES):
             rest = [line for line in map(self.unmarked, sample) if line.strip()]
-            if len(rest) <= _ENOUGH or self._have_prefixes(rest) or _are_of_tasks(rest):
+            if len(rest) <= ENOUGH or self._have_prefixes(rest) or are_of_tasks(rest):
                 return
-            alike = self._name_before(rest) or _mark_before(rest)
+            alike = self._name_before(rest) or mark_before(rest)
             if alike is None:
                 return
             expression += alike
@@ -278,17 +281,17 @@ class Splitter:
         """Return an expression for the name in a column before all lines, which may be that of the
         program; None without one, or if there are several.
         """
-        found = [_column(line, 0) for line in lines]
+        found = [name_at(line, 0) for line in lines]
         name = found[0]
         if name is None or any(one is None or one[0] != name[0] for one in found):
             return None
         self.column = name["host"]
-        return _ended(re.escape(name[0].rstrip()), name[0])
+        return ended(re.escape(name[0].rstrip()), name[0])
 
     def _have_prefixes(self, lines: Iterable[str]) -> bool:
         """Return whether more than a few lines have a prefix of a known form."""
         found = [self._prefix(line) is not None for line in lines]
-        return sum(found) > (1 - _NEARLY_ALL) * len(found)
+        return sum(found) > (1 - NEARLY_ALL) * len(found)
 
     def _wrapped_at(self, lines: Sequence[str]) -> int:
         """Return the length at which the lines of a log were wrapped; 0 if they were not.
@@ -330,15 +333,14 @@ class Splitter:
         text = following.text
         if 0 < self._width == len(end) and text[0] not in "[{":
             return line.text + text
-        if "[PG " not in line.text and "[Rank " not in line.text:
-            return None
         if not line.prefixed or not _CONTINUED.match(text):
             return None
         return f"{line.text.rstrip()} {text.lstrip()}"
 
     def may_continue(self, line: Line, end: str) -> bool:
         """Return whether the next line may belong to this one."""
-        return 0 < self._width == len(end) or (line.prefixed and "Rank " in line.text[:160])
+        is_of_group = line.prefixed and ("[Rank " in line.text[:160] or "[PG " in line.text[:160])
+        return 0 < self._width == len(end) or is_of_group
 
     def split(self, text: str) -> Line:
         """Return a line's text without prefixes, its origin, and its timestamp."""
@@ -418,7 +420,7 @@ class Splitter:
                     stamp = name, part
                 elif name == "level":
                     level = value
-                elif name == "host":
+                elif name == "host" and (match.re is not RANKED or self.has_hosts):
                     host = part
             for group in found.keys() & {"named", "named_2"}:
                 named = begin + match.start(group)
@@ -437,15 +439,17 @@ class Splitter:
     def _prefix(self, text: str) -> re.Match[str] | None:
         """Return the prefix that a line begins with; its first character tells which it may be."""
         head = text[:1]
+        if self.ranked and (match := RANKED.match(text)):
+            return match if same_digits(match[0]) in self.ranked else None
         if head == "[" and (match := _BRACKET.match(text)):
             return match
         if head == "(":
             return _RAY.match(text)
-        if self.has_tasks and (match := _TASK.match(text)):
+        if self.has_tasks and (match := TASK.match(text)):
             return match
         match = _DIGIT.match(text) if head.isdigit() else None
-        match = match or _LETTER.match(text) or (_NODE.match(text) if self.nodes else None)
-        if match and match.re is _NODE and same_digits(match["host"]) not in self.nodes:
+        match = match or _LETTER.match(text) or (NODE.match(text) if self.nodes else None)
+        if match and match.re is NODE and same_digits(match["host"]) not in self.nodes:
             return None
         return match
 
@@ -460,44 +464,3 @@ def _syslog_host(match: re.Match[str]) -> str | None:
         return None
     is_logger = " " in (match.groupdict().get("iso") or "")
     return host if not is_logger or is_name_of_host(host) else None
-
-
-def _column(line: str, begin: int) -> re.Match[str] | None:
-    """Return the match of a name in a column before a line; None if it may be another word."""
-    match = _NODE.match(line, begin)
-    if match is None or not (is_name_of_host(match["host"]) or match[0].rstrip()[-1] in "|>"):
-        return None
-    return match
-
-
-def _is_column(found: Sequence[object]) -> bool:
-    """Return whether most lines have something, but for what a launcher prints before and after."""
-    having = [number for number, one in enumerate(found) if one is not None]
-    return len(having) > 1 and len(having) >= _SAMPLE * (having[-1] + 1 - having[0])
-
-
-def _are_of_tasks(lines: Sequence[str]) -> bool:
-    """Return whether lines begin with numbers of tasks, not with their own: of these, each is
-    greater than the one before, and the first is not 0.
-    """
-    numbers = [int(match["task"]) for line in lines if (match := _TASK.match(line))]
-    is_ascending = all(one < other for one, other in pairwise(numbers))
-    return len(numbers) == len(lines) and not (numbers[0] > 0 and is_ascending)
-
-
-def _mark_before(lines: Sequence[str]) -> str | None:
-    """Return an expression for a mark that names nothing before all lines; None without one."""
-    for indent in ("", r"\s*"):  # numbers of lines are aligned to the right
-        forms = [_NUMBER.sub("0", _INDENT.sub("", line) if indent else line) for line in lines]
-        whole = os.path.commonprefix(forms)  # noqa: RUF071 - of characters, no paths
-        for found in _BREAK.finditer(whole):
-            mark = whole[: found.end()]
-            if _UNNAMED.fullmatch(mark):
-                numbered = r"\d+".join(map(re.escape, mark.rstrip().split("0")))
-                return indent + _ended(numbered, mark)
-    return None
-
-
-def _ended(expression: str, text: str) -> str:
-    """Return the expression of a prefix whose blanks an empty line lacks."""
-    return f"{expression}(?:{re.escape(text[len(text.rstrip()) :])}|$)"

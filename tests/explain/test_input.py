@@ -102,6 +102,16 @@ def test_long_names_take_no_time() -> None:
     assert time.process_time() - start < 2
 
 
+@pytest.mark.parametrize(("before", "is_read"), [(15, True), (17, False)])
+def test_the_edges_of_a_log_are_always_read(before: int, tmp_path: Path, *, is_read: bool) -> None:
+    """A rank introduces itself in the first 16 KiB, in words that no failure has."""
+    chatter = ("it is a fine day" * 63 + "\n") * 1000
+    who = "rank=5 host=gpu-7 local_rank=1 pid=71\n"
+    path = tmp_path / "job.out"
+    path.write_text(chatter[: before << 10] + "\n" + who + chatter + f"[rank5]: {FULL}\n")
+    assert (explained_paths(path).host == "gpu-7") == is_read
+
+
 @pytest.mark.parametrize(
     ("path", "host"),
     [

@@ -7,6 +7,8 @@ from __future__ import annotations
 import pytest
 
 from dshealthd.explain import order
+from dshealthd.explain.finding import MAX_AGAINST
+from dshealthd.explain.patterns import load
 from tests.explain.explaining import explained, explained_files
 
 OOM = "[rank1]: RuntimeError: CUDA error: out of memory"
@@ -126,6 +128,24 @@ def test_clocks_of_two_hosts_may_differ(seconds: int, says: str) -> None:
         {"0": [line.format(0, "gpu-1", 1, disk)], "1": [line.format(seconds, "gpu-2", 2, memory)]}
     )
     assert any(says in reason for reason in finding.against), finding.against
+
+
+@pytest.mark.parametrize(("second", "slug"), [(4, "job-ended"), (3, "cuda-oom")])
+def test_a_scheduler_that_ends_a_failed_job_is_no_cause(second: int, slug: str) -> None:
+    """Unless the clocks of its host and of the rank's leave it open which came first."""
+    failed = f"2026-01-05T10:00:0{second}.000+00:00 gpu-1 train[7]: {OOM}"
+    ended = f"2026-01-05T10:00:09.000+00:00 login {CANCELED.replace('slurmstepd:', 'slurmd[1]:')}"
+    assert explained_files({"0": [failed], "1": [ended]}).slug == slug
+
+
+def test_an_answer_has_few_reasons_against_others() -> None:
+    """It is read by somebody in a hurry."""
+    told: dict[str, str] = {}
+    for pattern in load().every:
+        if (pattern.role, pattern.layer, pattern.weak) == ("cause", "program", False):
+            told.setdefault(pattern.slug, pattern.match[0])
+    assert len(told) > MAX_AGAINST + 3
+    assert len(explained(*told.values()).against) == MAX_AGAINST
 
 
 def test_what_a_launcher_could_not_do_is_no_end_of_a_task() -> None:

@@ -65,7 +65,7 @@ CHATTER = (
 SEATS = (
     "rank={rank} local_rank={local} pid={pid} host={host} device=cuda:{local}",
     "| distributed init (rank {rank}, local {local}, world {world}, node {host})",
-    "{host}:{pid}:7 [{local}] NCCL INFO comm 0x5e rank {rank} nranks {world} cudaDev {local}",
+    "{host}:{pid}:7 [{local}] NCCL INFO comm 0x5e rank {rank} nranks {world} busId 1b000 - Init",
     "[init] rank {rank}/{world} (local {local}) on {host}, pid {pid}",
     "worker started: global_rank={rank}, local_rank={local}, hostname={host}, pid={pid}",
     None,
@@ -101,6 +101,13 @@ COLLECTORS: dict[str, tuple[str, str]] = {
     "pdsh, stamped": ("job.out", "{host}: {time} [rank{rank}]: "),
     "a file each": ("rank{rank}.log", ""),
     "records": ("job.out", ""),
+    "Hydra": ("job.out", "[{rank}]: "),
+    "a name and a number": ("job.out", "rank{rank}: "),
+    "a path": ("job.out", "{host}/rank{rank}: "),
+    "settings": ("job.out", "[rank={rank} host={host}] "),
+    "a node's number": ("job.out", "[node {node} rank {rank}] "),
+    "a share": ("job.out", "{time} | (rank {rank}/{world}) "),
+    "its own file": ("{host}/worker_{rank}.err", ""),
     "kubectl": ("job.out", "[pod/job-worker-{node}/pytorch] [rank{rank}]: "),
     "loki": ("job.out", '{time} {{pod="w-{node}", node="{host}"}} [rank{rank}]: '),
 }
@@ -108,7 +115,7 @@ COLLECTORS: dict[str, tuple[str, str]] = {
 SAY_HOST = {"ray", "records", "kubectl", "loki"}
 COLUMNS_OF_HOSTS = {"pdsh", "compose", "pdsh, stamped"}
 """Only if there are several."""
-SAY_NO_RANK = {"tee", "ray"}
+SAY_NO_RANK = {"tee", "ray", "its own file"}
 
 
 @dataclass(frozen=True)
@@ -167,7 +174,7 @@ def drawn(seed: int) -> Job:
             line = json.dumps(record)
         files[name.format(**who[rank])].append(line)
     own = COLLECTORS[collector][0].format(**who[culprit])
-    end = own if "rank" not in own else "job.out"
+    end = "job.out" if "{rank}" in COLLECTORS[collector][0] else own
     files[end] += [line.format(**who[culprit]) for line in LAUNCHERS[launcher]]
     is_told = launcher == "torchrun" or bool(seat)
     several = len({rank // per_node for _, rank, _ in events}) > 1
