@@ -14,7 +14,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.doctor.job.sources import launcher_command
-from dshealthd.doctor.job.sources.script_fault import ScriptFault
+from dshealthd.doctor.job.sources.shell_faults import ScriptFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -341,9 +341,9 @@ class Shell:
         while at < len(words) and ((match := _ASSIGNMENT.match(words[at])) or declares):
             name = match[1] if match else words[at]
             made = _assigned(match, {**variables, **own}, is_conditional) if match else {}
-            for new, value in made.items():
-                limit = MAX_ARRAY if new.endswith("[@]") else MAX_VALUE
-                own[new] = value if len(value) <= limit else expansion.unknown(new)
+            for one, value in made.items():
+                limit = MAX_ARRAY if one.endswith("[@]") else MAX_VALUE
+                own[one] = value if len(value) <= limit else expansion.unknown(one)
             if declares and (words[0] == "export" or _EXPORTS.search(" ".join(words))):
                 self.exported.add(name)
             at += 1

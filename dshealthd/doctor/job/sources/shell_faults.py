@@ -5,10 +5,9 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.doctor.job.sources import expansion, launcher_command, programs, shell
-from dshealthd.doctor.job.sources.script_fault import ScriptFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,6 +31,17 @@ MAX_NAMES = 128
 """Names that are compared with each other; scripts of people have some 50."""
 _SAME = 0.88
 """Likeness from which one name is taken for another, misspelt: `launcher_command.MISSPELT`."""
+
+
+class ScriptFault(NamedTuple):
+    """Something that a script states in vain."""
+
+    text: str
+    """What people read behind the name of the script."""
+    component: str
+    at: str = ""
+    """What the line has in which it stands."""
+    is_critical: bool = True
 
 
 def faults(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
