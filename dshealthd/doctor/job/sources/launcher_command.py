@@ -310,8 +310,8 @@ def _launcher(
             return LauncherCommand(program, {}, tuple(rest), own, wrapper=wrapper)
         rest = rest[at + 2 :]
     inside = programs.text_of_shell(words, command.document, read)
-    if program in programs.ELSEWHERE:  # it has options and a host before the command
-        inside = command.document or " ".join(itertools.dropwhile(_is_word, rest)), ()
+    if program in programs.ELSEWHERE:
+        inside = programs.text_elsewhere(words, command.document), ()
     if inside is not None:
         known: expansion.Variables = {} if program in programs.ELSEWHERE else {**variables, **own}
         launch = find_launch(
@@ -449,11 +449,6 @@ def _is_flag(name: str, following: Sequence[str], program: str) -> bool:
         return True
     word = os.path.basename(following[0])
     return programs.runs_programs(word) or word in programs.WRAPPERS
-
-
-def _is_word(word: str) -> bool:
-    """Return whether a word is neither several nor the name of a program that is known."""
-    return not word.split()[1:] and not programs.runs_programs(os.path.basename(word))
 
 
 def long_option(name: str, program: str) -> str:

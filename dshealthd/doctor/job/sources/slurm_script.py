@@ -163,7 +163,7 @@ def parse(
         and not re.search(rf"\$\{{?{name}\b|\bunset\b[^\n]*\b{name}\b", text)
     }
     left = {name: name in reader.exported for name in read_there - given if name in reader.assigned}
-    called = list(calls(seen))
+    called = list(calls(seen, found))
     assigned = {name: name in reader.exported for name in reader.assigned}
     in_front = (
         [name for one in launch.command.chain() for name in one.variables] if launch.command else ()
