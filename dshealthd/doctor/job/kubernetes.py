@@ -12,7 +12,7 @@ from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job import facts
 from dshealthd.doctor.job.agreement import INVARIANTS, OCCUPANCY
-from dshealthd.doctor.job.rules import NAMES
+from dshealthd.doctor.job.rules_of_kubernetes import NAMES
 from dshealthd.doctor.job.sources import launcher_command, programs
 from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.job.sources.layout import Layout, torchrun

@@ -10,7 +10,9 @@ import yaml
 
 from dshealthd.doctor.job.context import JobContext
 from dshealthd.doctor.job.facts import fields
-from dshealthd.doctor.job.rules import OF_OBJECTS, OF_PROGRAMS, OF_SETTINGS, JobRule, broken
+from dshealthd.doctor.job.rules import JobRule, broken
+from dshealthd.doctor.job.rules_of_kubernetes import OF_OBJECTS
+from dshealthd.doctor.job.rules_of_programs import OF_PROGRAMS, OF_SETTINGS
 from dshealthd.doctor.job.sources import slurm_script
 from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.job.sources.source import Source
