@@ -12,6 +12,7 @@ from dshealthd.doctor.job.options import OPTIONS
 from dshealthd.doctor.job.sources.expansion import PER_NODE
 from dshealthd.doctor.job.sources.layout import refusal
 from dshealthd.doctor.job.sources.manifest import INDEX
+from dshealthd.doctor.job.sources.programs import ELSEWHERE
 from dshealthd.doctor.job.sources.slurm_options import tasks_per_node
 from dshealthd.doctor.job.start import Invariant, unlike, within
 
@@ -68,7 +69,8 @@ def _too_often(start: Start) -> Iterator[str]:
 
 
 def _too_rarely(start: Start) -> Iterator[str]:
-    is_alone = start.program.program == "torchrun" and not start.find("srun")
+    is_elsewhere = any(ELSEWHERE.intersection(one.wrapper) for one in start.chain)
+    is_alone = start.program.program == "torchrun" and not start.find("srun") and not is_elsewhere
     if start.requested and is_alone and (start.nodes or 1) > 1:
         yield f"the job has {start.nodes} nodes but torchrun starts on the first: srun is missing"
 

@@ -150,9 +150,9 @@ OF_PROGRAMS = (
         ("save & !save-interval & tensor-model-parallel-size & micro-batch-size",
          "--save takes --save-interval"),
         ("fp16 & bf16 & tensor-model-parallel-size", "fp16 and bf16 are both given"),
-        ("exit-duration-in-mins>job:minutes",
-         ("--exit-duration-in-mins {0} comes after the end of the job, whose --time is shorter (two"
-         " parts are MINUTES:SECONDS): it is killed before it saves")),
+        (r"exit-duration-in-mins>job:minutes & sbatch:time~^\d+:\d+$",
+         ("--exit-duration-in-mins {0} comes after the end of the job, whose --time={1} is in"
+         " minutes and seconds: it is killed before it saves")),
         ("num-layers-per-virtual-pipeline-stage & !pipeline-model-parallel-size>1",
          "virtual stages take a pipeline of several stages"),
     ),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dshealthd.doctor.job.sources import slurm_script
+from dshealthd.findings.finding import State
+from tests.doctor.job.asking import asked, results
 
 _MPI = "mpirun --hostfile hosts -np 16 --bind-to none"
 _SET = "export MASTER_ADDR=a\nexport NCCL_DEBUG=WARN\n"
@@ -119,6 +123,16 @@ CASES = (
         "$? is the status of tee, not of srun",
     ),
     (
+        "set -e\npython t.py\nrc=$?\nif [ $rc -ne 0 ]; then\n  scontrol requeue 1\nfi",
+        "set -e\ntrap a ERR\npython t.py\nrc=$?\nif [ $rc -ne 0 ]; then\n  b\nfi",
+        "`set -e` ends the script where python fails",
+    ),
+    (
+        "set -eu\npython t.py\nif [ $? -ne 0 ]; then\n  a\nfi",
+        "set -eu\nset +e\npython t.py\nif [ $? -ne 0 ]; then\n  a\nfi",
+        "`set -e` ends the script where python fails",
+    ),
+    (
         "BATCH_SIZE=8\npython t.py --batch $BATCHSIZE",
         "BATCH_SIZE=8\npython t.py --batch $BATCH_SIZE",
         "sets BATCH_SIZE, which nothing reads, and reads BATCHSIZE",
@@ -137,6 +151,15 @@ def test_reach(wrong: str, right: str, words: str) -> None:
     """What cannot arrive is told; what arrives is not."""
     assert words in said(wrong)
     assert not said(right)
+
+
+def test_launch_on_other_hosts(tmp_path: Path) -> None:
+    """What ssh starts on each host needs no srun."""
+    file = tmp_path / "job.sh"
+    launch = "torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=a:1 t.py"
+    for runs, outcome in ((launch, State.CRITICAL), (f"ssh n1 {launch} &\nwait", State.OK)):
+        file.write_text(f"#!/bin/bash\n#SBATCH --nodes=2\n{runs}\n")
+        assert [one.outcome for one in results("launcher", asked(str(file)))] == [outcome]
 
 
 def test_variable_that_is_unset() -> None:

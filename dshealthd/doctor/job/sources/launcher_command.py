@@ -312,6 +312,7 @@ def _launcher(
     inside = programs.text_of_shell(words, command.document, read)
     if program in programs.ELSEWHERE:
         inside = programs.text_elsewhere(words, command.document), ()
+        wrapper = (*wrapper, program)
     if inside is not None:
         known: expansion.Variables = {} if program in programs.ELSEWHERE else {**variables, **own}
         launch = find_launch(
