@@ -69,10 +69,22 @@ def _too_often(start: Start) -> Iterator[str]:
 
 
 def _too_rarely(start: Start) -> Iterator[str]:
+    """Yield a launcher of one node that nothing starts on the others of the job."""
     is_elsewhere = any(ELSEWHERE.intersection(one.wrapper) for one in start.chain)
     is_alone = start.program.program == "torchrun" and not start.find("srun") and not is_elsewhere
     if start.requested and is_alone and (start.nodes or 1) > 1:
         yield f"the job has {start.nodes} nodes but torchrun starts on the first: srun is missing"
+
+
+def _without_hosts(start: Start) -> Iterator[str]:
+    program = start.program
+    is_alone = program.program == "deepspeed" and not start.find("srun") and not start.pool
+    is_known = program.is_partial or {"hostfile", "no-ssh"} & program.options.keys()
+    if start.requested and is_alone and not is_known and (start.nodes or 1) > 1:
+        yield (
+            f"the job has {start.nodes} nodes but deepspeed starts on the first alone, unless there"
+            " is a /job/hostfile: --hostfile is missing"
+        )
 
 
 def _no_host(start: Start) -> Iterator[str]:
@@ -181,6 +193,10 @@ INVARIANTS = (
                " = {1}"),
         *("parallelism", "megatron/core/num_microbatches_calculator.py")),
     Invariant(_too_often, "srun", remedy="srun --ntasks-per-node=1 {program} ..."),
+    Invariant(
+        _without_hosts,
+        *("--hostfile", "deepspeed/launcher/runner.py, fetch_hostfile"),
+        "deepspeed --hostfile=FILE ...", make=warning),
     Invariant(_too_rarely, "torchrun", remedy="srun --ntasks-per-node=1 torchrun ..."),
     Invariant(
         _no_host,

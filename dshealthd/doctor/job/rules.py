@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     """The values of a key; none where it is not given."""
 
 _TERM = re.compile(r"(!?)(\S+?)(?:(=|~|<|>|%|@)(.*)|(\*))?", re.DOTALL)
-_NUMBER = re.compile(r"\d{1,15}(\.\d{1,15})?(e-?\d{1,2})?")
+_NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,15})?(?:e-?\d{1,2})?)(m|[kMGTP]i?)?")
+"""A number, perhaps with a unit of Kubernetes."""
 _OPEN = re.compile(r"\$|\{\{|^<.*>$|^%|^auto$")
 """In a value that is filled in before it is read."""
 
@@ -82,10 +83,21 @@ def _related(value: str, relation: str, other: str, values: Values) -> bool:
         return False
     if relation == "@":
         return value not in others
-    if not _NUMBER.fullmatch(value) or not _NUMBER.fullmatch(others[0]):
+    left, right = _number(value), _number(others[0])
+    if left is None or right is None:
         return False
-    left, right = float(value), float(others[0])
     return {"<": left < right, ">": left > right, "%": bool(right) and left % right != 0}[relation]
+
+
+def _number(text: str) -> float | None:
+    """Return the number in a text; None if it is none."""
+    if (match := _NUMBER.fullmatch(text)) is None:
+        return None
+    unit = match[2] or ""
+    scale = (
+        1e-3 if unit == "m" else (1024 if "i" in unit else 1000) ** " kMGTP".find(unit[:1] or " ")
+    )
+    return float(match[1]) * scale
 
 
 def rows(

@@ -102,7 +102,10 @@ OF_OBJECTS = (
     ),
     *rows(
         "ResourceRequirements", _API,
-        ("requests.cpu>limits.cpu", "{0} cpu in requests is above its limit"),
+        *(
+            (f"requests.{name}>limits.{name}", f"{{0}} {name} in requests is above its limit")
+            for name in ("cpu", "memory", "ephemeral-storage")
+        ),
     ),
     *rows(
         "ObjectMeta", _NAMES,

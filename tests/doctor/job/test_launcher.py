@@ -352,6 +352,14 @@ def test_single_node_batch_script(tmp_path: Path) -> None:
     assert outcomes("launcher", asked(str(file))) == [OK]
 
 
+def test_deepspeed_without_hosts(tmp_path: Path) -> None:
+    """Deepspeed without a hostfile starts on one node."""
+    file = tmp_path / "job.sh"
+    for options, nodes, outcome in (("", 2, WARNING), ("-H hosts", 2, OK), ("", 1, OK)):
+        file.write_text(f"#!/bin/sh\n#SBATCH -N {nodes}\ndeepspeed {options} x.py\n")
+        assert outcomes("launcher", asked(str(file))) == [outcome]
+
+
 @pytest.mark.parametrize(
     "head", ["--nodes=2 --ntasks=4", "--ntasks=4", "-N2 -n4", "-N2 --ntasks-per-node=2"]
 )

@@ -88,6 +88,16 @@ CASES = (
         "f() {\n  echo a\n}\nf > ./hosts\ncd $SLURM_SUBMIT_DIR\ndeepspeed -H hosts t.py",
         "writes hosts, then goes to $RUN",
     ),
+    (
+        "#SBATCH -N 1\nsrun python t.py --save_dir $SLURM_TMPDIR/a",
+        "#SBATCH -N 1\nsrun python t.py --save_dir $SLURM_TMPDIR/a\ncp -r $SLURM_TMPDIR/a .",
+        "--save_dir $SLURM_TMPDIR/a is of one node",
+    ),
+    (
+        "#SBATCH -N 1\nsrun python t.py --ckpt=/tmp/a",
+        "#SBATCH -N 1\nsrun python t.py --ckpt=/tmpfs/a --output_dir /tmp/a",
+        "--ckpt /tmp/a is of one node",
+    ),
     ("srun cd /a && python t.py", "cd /a && srun python t.py", "srun cannot run cd /a"),
     (
         "srun source venv/bin/activate && python t.py",

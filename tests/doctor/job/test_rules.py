@@ -76,7 +76,15 @@ OBJECTS: Sequence[tuple[str, str]] = (
     ("{tolerationSeconds: 1, effect: NoSchedule}", "{tolerationSeconds: 1, effect: NoExecute}"),
     ("effect: Noschedule", "effect: NoSchedule"),
     ("effect: NoSchedule", "{effect: NoSchedule, operator: Exists}"),
-    ('{requests: {cpu: "9"}, limits: {cpu: "8"}}', '{requests: {cpu: "8"}, limits: {cpu: "8"}}'),
+    ('{requests: {cpu: "9"}, limits: {cpu: 8500m}}', '{requests: {cpu: "8"}, limits: {cpu: "8"}}'),
+    (
+        "{requests: {memory: 2Ti}, limits: {memory: 2047Gi}}",
+        "{requests: {memory: 2Ti}, limits: {memory: 2048Gi}}",
+    ),
+    (
+        "{requests: {ephemeral-storage: 2Gi}, limits: {ephemeral-storage: 2G}}",
+        "{requests: {ephemeral-storage: 2G}, limits: {ephemeral-storage: 2Gi}}",
+    ),
     ("name: My_Job", "name: my-job"),
     ("medium: memory", "medium: Memory"),
     ("clusterIP: none", 'clusterIP: "None"'),

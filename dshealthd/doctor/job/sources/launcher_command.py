@@ -78,6 +78,8 @@ READ = (
 
 
 _WRITES = re.compile(r"(?:^|[_-])(?:out|output|save|ckpt|checkpoints?|results?)(?:$|[_-])")
+SAVES = re.compile(r"(?:^|[_-])(?:save|ckpt|checkpoints?)(?:$|[_-])")
+"""In options that say where a training writes, and where it saves its checkpoints."""
 LIKENESS = 0.75
 """Share of letters in common with a known name from which that name is suggested."""
 MISSPELT = 0.88

@@ -35,6 +35,9 @@ _MOUNT = re.compile(r"(?:^|,)(?:src|source)=([^,]+).*?(?:dst|destination|target)
 
 _EPHEMERAL = frozenset({"rm", "writable-tmpfs", "container-image"})
 """Options with which what a container changes ends with it."""
+_OF_NODE = re.compile(r"(/tmp|/dev/shm|\$\{?(SLURM_)?TMPDIR\}?)(/|$)")
+"""Folders of a node; files there are of no other, and often removed behind the job."""
+_COPIES = frozenset({"cp", "mv", "rsync", "tar", "rclone", "aws", "gsutil", "gcloud", "azcopy"})
 _SAME_FOLDER = re.compile(r"^\.?/?$|^-$|SLURM_SUBMIT_DIR\}?$|^\$\{?PWD\}?$")
 """What leads to the folder of a job's script, or may."""
 
@@ -100,6 +103,16 @@ def faults(
             )
         yield from _unmounted(call.program, call.options, call.words)
     yield from _left_by_cd(seen)
+    copies = any(_COPIES.intersection(map(os.path.basename, one.words)) for one in seen)
+    for one in seen if is_batch and not copies else ():
+        for option, path in launcher_command.outputs(one.words):
+            if launcher_command.SAVES.search(option) and _OF_NODE.match(path):
+                yield ScriptFault(
+                    f": --{option} {path[:80]} is of one node, and gone when the job ends: nothing"
+                    " copies it",
+                    *(path, option),
+                    is_critical=False,
+                )
     for at, one in enumerate(seen):
         yield from _outside(one, seen[at + 1 : at + 2])
         if one.words[0] == "srun" and (step := launcher_command.parse(one.words, {})):
