@@ -98,6 +98,16 @@ CASES = (
         "#SBATCH -N 1\nsrun python t.py --ckpt=/tmpfs/a --output_dir /tmp/a",
         "--ckpt /tmp/a is of one node",
     ),
+    (
+        "#SBATCH -N 2 --gpus-per-node=8\npython t.py",
+        "#SBATCH -N 1 --gpus-per-node=8\npython t.py",
+        "asks for 2 tasks, but starts `python t.py` once: srun is missing",
+    ),
+    (
+        "#SBATCH -N 1 --ntasks-per-node=8 --gres=gpu:8\npython -u t.py",
+        "#SBATCH -N 1 --ntasks-per-node=8 --gres=gpu:8\nexport N=1\nsrun python -u t.py",
+        "asks for 8 tasks",
+    ),
     ("srun cd /a && python t.py", "cd /a && srun python t.py", "srun cannot run cd /a"),
     (
         "srun source venv/bin/activate && python t.py",

@@ -96,3 +96,17 @@ def test_templates_and_unknown_fields() -> None:
 def test_names_of_pods(length: int, *, is_told: bool) -> None:
     """JobSet makes NAME-trainer-0-7-xxxxx, which has 18 characters more, of at most 63."""
     assert ("63 are allowed" in said(JOBSET.replace("NAME", "n" * length))) == is_told
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [("CronJob", 52), ("StatefulSet", 52), ("RayJob", 47), ("RayCluster", 53)],
+)
+def test_names_of_objects(kind: str, most: int) -> None:
+    """Names from which a controller makes longer ones have a limit of their own."""
+    for length in (most, most + 1):
+        text = (
+            f"kind: {kind}\nmetadata: {{name: {'n' * length}}}\n"
+            "spec: {template: {spec: {containers: [{name: a}]}}}"
+        )
+        assert (f"{most} are allowed" in said(text)) == (length > most)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import signal
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.job.sources import launcher_command
+from dshealthd.doctor.job.sources import launcher_command, programs
 from dshealthd.doctor.job.sources.shell_faults import ScriptFault
-from dshealthd.doctor.job.sources.slurm_options import gpus_per_node, seconds
+from dshealthd.doctor.job.sources.slurm_options import gpus_per_node, seconds, tasks_per_node
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ OWNERS = {
     "JOB_COMPLETION_INDEX": ("Kubernetes", "SLURM_NODEID"),
 }
 """Variables of others than Slurm, who sets them, and those that Slurm sets in their place."""
+_STARTS = frozenset({"srun", "mpirun", "mpiexec", "ray", "sbatch"}) | programs.ELSEWHERE
 _MPI = re.compile("mpirun|mpiexec|orterun|prterun")
 
 
@@ -86,6 +88,8 @@ def faults(
             *("--overlap", "srun"),
             is_critical=False,
         )
+    if once := _once(directives, seen, launch):
+        yield ScriptFault(once, "srun", "python", is_critical=False)
     names = [one.words[0] for one in seen]
     last = max((at for at, one in enumerate(seen, 1) if one.end == "&"), default=0)
     if launch.is_background and "wait" not in names and {*names[last:]} <= _SAYS:
@@ -99,6 +103,21 @@ def faults(
     if problem := _signal(directives, traps, waits="wait" in names or launch.is_background):
         shown = f": --signal={directives['signal']}: {problem}"
         yield ScriptFault(shown, "--signal", "^#SBATCH.*--signal", is_critical=False)
+
+
+def _once(
+    directives: Mapping[str, str], seen: Sequence[ShellCommand], launch: CommandLaunch
+) -> str:
+    """Return that a job of several tasks with GPUs has one process, as nothing starts others."""
+    nodes, each = natural(directives.get("nodes")) or 1, tasks_per_node(directives) or 1
+    words = [os.path.basename(word) for one in seen for word in one.words]
+    is_launched = launch.command or launch.problem or _STARTS.intersection(words)
+    runs = [one for one in seen if programs.PYTHON.fullmatch(os.path.basename(one.words[0]))]
+    trains = [one for one in runs if any(word.endswith(".py") for word in one.words)]
+    if nodes * each == 1 or is_launched or not trains or not gpus_per_node(directives):
+        return ""
+    shown = " ".join(trains[-1].words[:2])[:60]
+    return f" asks for {nodes * each} tasks, but starts `{shown}` once: srun is missing"
 
 
 def _unread(text: str) -> dict[str, str]:
