@@ -6,20 +6,16 @@ returned, marked as conditional.
 
 from __future__ import annotations
 
-import contextlib
-import fnmatch
 import json
-import operator
 import re
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.doctor.job.sources import expansion, programs
+from dshealthd.doctor.job.sources import branches, expansion, programs
 from dshealthd.jobs.environment import MAX_VALUE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dshealthd.doctor.job.sources.expansion import Variables
     from dshealthd.doctor.job.sources.programs import Read
@@ -29,7 +25,6 @@ MAX_NESTING = 8
 MAX_COMMANDS = 1 << 14
 """Maximum commands of a script, with those of a function each time it is called."""
 _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*['\"\\]?(\w+)")
-_DEFAULT = re.compile(r"\$\{\w+:?[-+=?]")
 _READ = re.compile(r"(?<!\\)\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
 """A variable that a shell reads, unless it has a default."""
 _LEFT = re.compile(r"\\\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
@@ -54,20 +49,6 @@ _TO_END = re.compile("-[a-z]*d")
 """An option of `read` with which it reads all lines, if its value is empty."""
 MAX_ARRAY = 1 << 16
 """Maximum characters of an array; the arguments of Megatron are some 4,000."""
-_HEADS = frozenset({"for", "case", "select"})
-"""Keywords whose own words are no command."""
-_OPENS = frozenset({"if", "while", "until", "{", *_HEADS})
-_COMPARES: dict[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq,
-    "==": operator.eq,
-    "!=": operator.ne,
-    **{f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
-}
-"""How tests compare texts, and with a dash numbers (bash(1), CONDITIONAL EXPRESSIONS)."""
-_ALWAYS = {"true": True, ":": True, "false": False}
-_LOOPS = frozenset({"for", "while", "until"})
-_CLOSES = frozenset({"fi", "done", "esac", "}"})
-_KEYWORDS = frozenset({"then", "elif", "else", "do", "!", "time", *_OPENS, *_CLOSES})
 DECLARES = frozenset({"export", "declare", "readonly", "local", "typeset"})
 
 
@@ -89,54 +70,6 @@ class ShellCommand(NamedTuple):
     """Variables that texts in its words and here-document read, which are left to another shell,
     and do not set; also texts that it has from variables.
     """
-
-
-@dataclass(slots=True)
-class _Block:
-    """A compound command that is open."""
-
-    keyword: str
-    runs: bool | None = None
-    """Whether the branch that is read runs; None if that is not known, or its condition is read."""
-    others: bool | None = False
-    """Whether one of the branches above runs."""
-    tests: list[bool | None] = field(default_factory=list)
-    """What the commands of its condition say."""
-    subject: str = expansion.UNKNOWN
-    """What a `case` compares with its patterns."""
-    patterns: list[str] | None = None
-    """The patterns of a branch of `case`, while they are read."""
-
-    def enter(self, keyword: str) -> None:
-        """Read its next branch, or the condition of that."""
-        if keyword == "elif":
-            self.runs, self.tests = None, []
-        elif keyword == "!":
-            self.tests.append(None)
-        elif keyword == "then":
-            self._enter(self.tests[0] if len(self.tests) == 1 else None)
-        elif keyword == "else":
-            self._enter(says=True)
-
-    def _enter(self, says: bool | None) -> None:  # noqa: FBT001 - three values
-        """Read a branch whose own condition says this."""
-        self.runs = False if self.others or says is False else says
-        self.runs = None if self.others is None and self.runs else self.runs
-        self.others = self.others or self.runs
-
-    def takes(self, words: Sequence[str], end: str) -> bool:
-        """Return whether these words before an operator are of a pattern."""
-        was = self.patterns is not None
-        if self.patterns is not None:
-            self.patterns += words
-            if ")" in end:
-                known = "$" not in "".join((self.subject, *self.patterns))
-                matches = any(fnmatch.fnmatchcase(self.subject, one) for one in self.patterns)
-                self._enter(matches if known else None)
-                self.patterns = None
-        if self.keyword == "case" and (";;" in end or ";&" in end):
-            self.patterns = []
-        return was
 
 
 class Shell:
@@ -193,7 +126,7 @@ class Shell:
 
     def _commands(self, tokens: Iterable[tuple[str, str]]) -> Iterator[ShellCommand]:
         words: list[str] = []
-        opened: list[_Block] = []
+        opened: list[branches.Block] = []
         is_chained = False
         extra: dict[str, str] = {}
         variables = self.variables
@@ -224,7 +157,7 @@ class Shell:
             is_conditional = not all(block.runs for block in opened)
             if words and opened and opened[-1].runs is None:
                 is_sure = {block.keyword for block in opened} <= {"if", "{"} and word in {";", "\n"}
-                opened[-1].tests.append(_tested(words, variables) if is_sure else None)
+                opened[-1].tests.append(branches.tested(words, variables) if is_sure else None)
             is_cat = word == "|" and words == ["cat"]  # for the next command
             if words[:1] == ["read"] and "text" in extra and any(map(_TO_END.fullmatch, words)):
                 kept = expansion.kept(extra["text"].strip(), extra["quote"], variables)
@@ -235,7 +168,7 @@ class Shell:
             if found:
                 made = found._replace(
                     is_conditional=is_conditional,
-                    in_loop=any(block.keyword in _LOOPS for block in opened),
+                    in_loop=any(block.keyword in branches.LOOPS for block in opened),
                     end=word,
                     document=extra.get("document", ""),
                     target=_target(found.words) or extra.get("target", ""),
@@ -253,13 +186,13 @@ class Shell:
                 extra.clear()
             is_chained = word in {"&&", "||"}
 
-    def _enter(self, words: list[str], opened: list[_Block]) -> None:
+    def _enter(self, words: list[str], opened: list[branches.Block]) -> None:
         """Take keywords from the begin of a command, which open and close blocks."""
-        while words and words[0] in _KEYWORDS:
+        while words and words[0] in branches.KEYWORDS:
             keyword = words.pop(0)
-            if keyword in _OPENS:
-                opened.append(_Block(keyword, runs=True if keyword == "{" else None))
-            elif keyword in _CLOSES and opened:
+            if keyword in branches.OPENS:
+                opened.append(branches.Block(keyword, runs=True if keyword == "{" else None))
+            elif keyword in branches.CLOSES and opened:
                 opened.pop()
             elif opened:
                 opened[-1].enter(keyword)
@@ -269,7 +202,7 @@ class Shell:
                 )
                 opened[-1].patterns = []
                 del words[:2]
-            elif keyword in _HEADS:
+            elif keyword in branches.HEADS:
                 if words:  # the variable has another value each time
                     self.variables[words[0]] = expansion.unknown(words[0])
                 words.clear()
@@ -457,32 +390,6 @@ def _left_by(word: str, texts: Mapping[str, frozenset[str]]) -> frozenset[str]:
     read = {*_READ.findall(closed), *_LEFT.findall(word)} - {*_SETS.findall(word)}
     named = [m for _, *rest in pieces for one in rest for m in expansion.VARIABLE.finditer(one)]
     return frozenset(read).union(*(texts.get(m["bare"] or m["name"], ()) for m in named))
-
-
-def _tested(words: Sequence[str], variables: Variables) -> bool | None:
-    """Return what a test of known texts says; None for another."""
-    names = {match["name"] for word in words for match in expansion.VARIABLE.finditer(word)}
-    if words[0] in _ALWAYS:
-        return _ALWAYS[words[0]]
-    if words[0] == "let":
-        value = expansion.computed(" ".join(expansion.expanded(words[-1], variables)), variables)
-        return None if "$" in value else value != "0"
-    if words[0] not in {"[", "[[", "test"} or any(
-        _DEFAULT.search(word) and not names <= variables.keys() for word in words
-    ):
-        return None  # the environment may have what it has a default for
-    last = len(words) - (words[0] != "test")
-    found = [one for word in words[1:last] for one in expansion.expanded(word, variables)]
-    if len(found) != last - 1 or any("$" in word for word in found):
-        return None
-    match found:
-        case ["-n" | "-z" as kind, text]:
-            return bool(text) == (kind == "-n")
-        case [one, kind, other] if kind in _COMPARES and not re.search(r"[*?\[]", other):
-            number = int if kind.startswith("-") else str
-            with contextlib.suppress(ValueError, ArithmeticError):
-                return _COMPARES[kind](number(one), number(other))
-    return None
 
 
 def without_documents(text: str) -> str:
