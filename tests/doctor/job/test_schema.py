@@ -61,6 +61,8 @@ FIELDS = (
     ("completions: 2", 'completions: "2"', "completions is '2', not a whole number"),
     ("[{name: A, value: b}]", "{A: b}", "env is \"{'A': 'b'}\", not a list"),
     ("value: b", "value: 1", "containers[a].env[A]: it is refused: value is 1, not a string"),
+    ("Policy: Never", "Policy: never", "restartPolicy is never, none of Always, OnFailure, Never"),
+    ("Mode: Indexed", "Mode: indexed", "completionMode is indexed, none of Indexed, NonIndexed"),
     ("[python, t.py]", "python t.py", "command is 'python t.py', not a list"),
     ("{name: train}", "{name: train, labels: {a: 1}}", "labels is a mapping with a 1"),
     (
@@ -87,6 +89,7 @@ def test_fields(old: str, new: str, words: str) -> None:
 def test_templates_and_unknown_fields() -> None:
     """What a template fills in, and a field that no type has, are none that is judged."""
     assert not said(JOB.replace("completions: 2", 'completions: "{{ nodes }}"'))
+    assert not said(JOB.replace("Policy: Never", "Policy: OnFailure"))
     assert not said(JOB.replace("completions: 2", "completions: 2\n  newerThanThisTable: 1"))
     in_order = "[{name: B, value: c}, {name: A, value: $(B)}]"
     assert not said(JOB.replace("[{name: A, value: b}]", in_order))
