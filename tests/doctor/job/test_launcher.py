@@ -145,6 +145,7 @@ def test_filters_as_deepspeed_applies_them(oracle: dict[str, Any]) -> None:
         ("deepspeed --num_gpus=4 train.py --num_nodes 9", 4, 1),
         ("deepspeed --num_gpu 4 train.py", 4, 1),
         ("deepspeed train.py", 8, 1),
+        ("deepspeed '$ARGS' train.py", None, None),
         ("srun -N2 --ntasks-per-node=8 python train.py", 16, 2),
         ("srun --nodes=2 --ntasks=16 -l python train.py", 16, 2),
         ("srun -N 2 bash -c 'torchrun --nnodes=2 --nproc-per-node=8 train.py'", 16, 2),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.doctor.job.sources import shell
+from dshealthd.doctor.job.sources import launcher_command, shell
 from dshealthd.findings.finding import State
 from tests.doctor.job.asking import asked, results
 
@@ -208,3 +208,22 @@ def test_launch_behind_a_condition_is_named(tmp_path: Path) -> None:
     script.write_text(text.replace(" b.py", " --nproc-per-node=h100:4 b.py"))
     _, wrong = results("launcher", asked(str(script)))
     assert "--nproc-per-node of torchrun is 'h100:4'" in wrong.text
+
+
+@pytest.mark.parametrize(("commands", "is_read"), [(1 << 14, True), ((1 << 14) + 1, False)])
+def test_commands_without_end(commands: int, *, is_read: bool) -> None:
+    """A script is read up to a number of commands, with those of functions that it calls."""
+    text = f"{'a;' * (commands - 1)} srun torchrun x.py"
+    launch = launcher_command.find_launch(shell.commands(text, {}), {})
+    assert (launch.command is not None) == is_read
+    assert is_read or "more than 16384 commands" in launch.problem
+    doubles = "".join(f"f{one + 1}() {{ f{one}; f{one}; }}\n" for one in range(7))
+    assert len(list(shell.commands(f"f0() {{ a; }}\n{doubles}f7", {}))) == 1 << 7
+
+
+@pytest.mark.parametrize(("depth", "is_read"), [(8, True), (9, False)])
+def test_functions_without_end(depth: int, *, is_read: bool) -> None:
+    """Functions are read where they are called, up to a depth."""
+    text = "".join(f"f{one}() {{ f{one - 1}; }}\n" for one in range(1, depth))
+    found = list(shell.commands(f"f0() {{ srun a; }}\n{text}f{depth - 1}", {}))
+    assert [one.words for one in found] == [("srun", "a") if is_read else ("f0",)]
