@@ -34,7 +34,7 @@ KEYWORDS = frozenset({"then", "elif", "else", "do", "!", "time", *OPENS, *CLOSES
 
 
 @dataclass(slots=True)
-class Block:
+class CompoundCommand:
     """A compound command that is open."""
 
     keyword: str

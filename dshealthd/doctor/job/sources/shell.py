@@ -6,7 +6,6 @@ returned, marked as conditional.
 
 from __future__ import annotations
 
-import json
 import re
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,6 +32,7 @@ _SETS = re.compile(r"(?:(?<![\w.$/{-])(?=\w+\+?=)|\b(?:for|read(?:\s+-\w+)*)\s+)
 """One that a script sets."""
 _FUNCTION = "BASH_FUNC_"
 """Begins the variable that has the tokens of a function."""
+_BETWEEN_TOKENS, _OF_TOKEN = "\x1e", "\x1f"
 _NAMES = re.compile(r"\w+")
 _ARITHMETIC = re.compile(r"(?<![\w$({])(?<!for )\(\(([^()\n;']*(?:\([^()\n]*\)[^()\n;']*)*)\)\)")
 """A command that computes."""
@@ -112,7 +112,10 @@ class Shell:
 
     def _function(self, name: str) -> Iterable[tuple[str, str]] | None:
         found = self.variables.get(_FUNCTION + name)
-        return json.loads(found) if found else None
+        if found is None:
+            return None
+        tokens = (one.partition(_OF_TOKEN) for one in found.split(_BETWEEN_TOKENS))
+        return [(word, kind) for kind, _, word in tokens]
 
     def _tokens(self, text: str) -> Iterator[tuple[str, str]]:
         text = _ARITHMETIC.sub(lambda match: f"let '{match[1]}'", text)
@@ -126,14 +129,16 @@ class Shell:
 
     def _commands(self, tokens: Iterable[tuple[str, str]]) -> Iterator[ShellCommand]:
         words: list[str] = []
-        opened: list[branches.Block] = []
+        opened: list[branches.CompoundCommand] = []
         is_chained = False
         extra: dict[str, str] = {}
         variables = self.variables
         rest = iter(tokens)
         for word, kind in rest:
             if kind == "word" and word == "{" and (name := _defined(words)):
-                variables[_FUNCTION + name] = json.dumps(list(_body(rest)))
+                variables[_FUNCTION + name] = _BETWEEN_TOKENS.join(
+                    f"{kind}{_OF_TOKEN}{word}" for word, kind in _body(rest)
+                )
                 self._defined.add(name)
                 words.clear()
             elif kind == "word":
@@ -186,12 +191,14 @@ class Shell:
                 extra.clear()
             is_chained = word in {"&&", "||"}
 
-    def _enter(self, words: list[str], opened: list[branches.Block]) -> None:
+    def _enter(self, words: list[str], opened: list[branches.CompoundCommand]) -> None:
         """Take keywords from the begin of a command, which open and close blocks."""
         while words and words[0] in branches.KEYWORDS:
             keyword = words.pop(0)
             if keyword in branches.OPENS:
-                opened.append(branches.Block(keyword, runs=True if keyword == "{" else None))
+                opened.append(
+                    branches.CompoundCommand(keyword, runs=True if keyword == "{" else None)
+                )
             elif keyword in branches.CLOSES and opened:
                 opened.pop()
             elif opened:
