@@ -65,6 +65,10 @@ SCRIPTS = {
     "keys": (
         'declare -A A=([a]=4 ["b c"]=5 [d]="x y"); srun ${A[a]} "${A[d]}"; A[a]=6; srun ${A[a]}'
     ),
+    "locals": (
+        "N=2; f() { local N=8 K; K=1; M=3; srun $N $K; }; f; srun $N $M\n"
+        'g() { srun "$1" $#; f a; srun "$1"; }; set -- x; g y z; srun "$1"; (M=4); bash -c "M=5"'
+    ),
     "set again": 'A=1; A=2; B=$A; B+=3; true && A=2; srun $A "$B"',
     "quoted for another shell": "A=1; srun '$A' \"\\$A $A\" \\$A '\\'",
     "dollars": 'srun "$" a$ "b$" \'$x\'',
@@ -118,6 +122,8 @@ ADDRESS = 'head=$(srun --nodes=1 --ntasks=1 -w "$node" hostname --ip-address)\n'
           "srun bash n.sh --nnodes=4"), "torchrun", 32),
         ("L='torchrun\n --nnodes=4 --nproc-per-node=8'\nsrun bash -c \"$(echo $L) x.py\"",
          "torchrun", 32),
+        (("P=4\nf() { P=8; }\nif $X; then f; fi\n"
+          "srun torchrun --nnodes=4 --nproc-per-node=$P x.py"), "torchrun", None),
         ("xargs -I{} ssh {} torchrun --nnodes=2 --nproc-per-node=8 x.py < hosts", "torchrun", 16),
         ("pdsh -w n[1-2] 'cd a; torchrun --nnodes=2 --nproc-per-node=8 x.py'", "torchrun", 16),
         (("f() { if (( $1 > 1 )); then srun torchrun --nnodes=$1 --nproc-per-node=$2 x.py; fi; }\n"

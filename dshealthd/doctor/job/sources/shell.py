@@ -94,6 +94,10 @@ class Shell:
         self._exports = False
         self._left = MAX_COMMANDS
         self._nesting = 0
+        self._is_sure = True
+        """Whether the function or file that is read is certainly run."""
+        self._local: set[str] = set()
+        """Variables of the function that is read."""
         self._texts: dict[str, frozenset[str]] = {}
         """What texts in variables read."""
 
@@ -104,6 +108,7 @@ class Shell:
         ValueError, after the commands before it, for what cannot be parsed.
         """
         yield from self._commands(self._tokens(text))
+        self._is_sure = False
         while unread := self._defined - self._named:
             for name in sorted(unread):
                 self._named.add(name)
@@ -161,15 +166,19 @@ class Shell:
                 words.clear()
             is_conditional = not all(block.runs for block in opened)
             if words and opened and opened[-1].runs is None:
-                is_sure = {block.keyword for block in opened} <= {"if", "{"} and word in {";", "\n"}
-                opened[-1].tests.append(branches.tested(words, variables) if is_sure else None)
+                is_plain = {block.keyword for block in opened} <= {"if", "{"} and word in {
+                    ";",
+                    "\n",
+                }
+                opened[-1].tests.append(branches.tested(words, variables) if is_plain else None)
             is_cat = word == "|" and words == ["cat"]  # for the next command
             if words[:1] == ["read"] and "text" in extra and any(map(_TO_END.fullmatch, words)):
                 kept = expansion.kept(extra["text"].strip(), extra["quote"], variables)
                 words = [f"{words[-1]}={kept}"]
             left = {one: _left_by(one, self._texts) for one in words}
             of_document = _left_in(extra.get("text", ""), is_closed=bool(extra.get("quote")))
-            found = self._run(words, extra, is_conditional=is_conditional or is_chained)
+            is_sure = self._is_sure and not is_conditional and not is_chained
+            found = self._run(words, extra, is_conditional=not is_sure)
             if found:
                 made = found._replace(
                     is_conditional=is_conditional,
@@ -179,7 +188,7 @@ class Shell:
                     target=_target(found.words) or extra.get("target", ""),
                     reads=of_document.union(*left.values()),
                 )
-                yield from self._started(made)
+                yield from self._started(made, is_sure=is_sure)
             else:
                 self._texts |= {
                     one[1]: left[one[0]] | of_document
@@ -214,7 +223,7 @@ class Shell:
                     self.variables[words[0]] = expansion.unknown(words[0])
                 words.clear()
 
-    def _started(self, command: ShellCommand) -> Iterator[ShellCommand]:
+    def _started(self, command: ShellCommand, *, is_sure: bool) -> Iterator[ShellCommand]:
         """Yield what a command runs: itself, or the commands of a function, file or other shell."""
         self._left -= 1
         if self._left < 0:
@@ -238,7 +247,8 @@ class Shell:
             yield command
             return
         is_other = function is None and name not in {"eval", "source", "."}
-        positional = {key: one for key, one in before.items() if key in _POSITIONAL}
+        outer = self._is_sure, self._local
+        self._is_sure, self._local = is_sure, set()
         if name != "eval" and (arguments or name not in {"source", "."}):
             self.place(arguments)
         self._nesting += 1
@@ -251,13 +261,14 @@ class Shell:
                 end=command.end if command.end in {"&", "|"} and one.end in "\n;" else one.end,
             )
         self._nesting -= 1
+        own_names = {*_POSITIONAL, *(self._local if function else ())}
+        self._is_sure, self._local = outer
         if is_other:  # what another shell sets is its own
-            self.variables.clear()
-            self.variables |= before
-        elif name != "eval":
-            for key in _POSITIONAL:
-                self.variables.pop(key, None)
-            self.variables |= positional
+            own_names = {*self.variables, *before}
+        for key in () if name == "eval" else own_names:
+            self.variables.pop(key, None)
+            if key in before:
+                self.variables[key] = before[key]
 
     def place(self, arguments: Sequence[str]) -> None:
         """Set the positional parameters, which stay unknown where some of them are."""
@@ -284,6 +295,8 @@ class Shell:
             for one, value in made.items():
                 limit = MAX_ARRAY if one.endswith("[@]") else MAX_VALUE
                 own[one] = value if len(value) <= limit else expansion.unknown(one)
+            if declares and words[0] not in {"export", "readonly"}:
+                self._local.add(name)
             if declares and (words[0] == "export" or _EXPORTS.search(" ".join(words))):
                 self.exported.add(name)
             at += 1
