@@ -67,7 +67,8 @@ SCRIPTS = {
     ),
     "locals": (
         "N=2; f() { local N=8 K; K=1; M=3; srun $N $K; }; f; srun $N $M\n"
-        'g() { srun "$1" $#; f a; srun "$1"; }; set -- x; g y z; srun "$1"; (M=4); bash -c "M=5"'
+        'g() { srun "$1" $#; f a; srun "$1"; }; set -- x; g y z; srun "$1"; (M=4); bash -c "M=5"\n'
+        'h() { srun "$7" "${9:-d}" $9; }; h x'
     ),
     "set again": 'A=1; A=2; B=$A; B+=3; true && A=2; srun $A "$B"',
     "quoted for another shell": "A=1; srun '$A' \"\\$A $A\" \\$A '\\'",
