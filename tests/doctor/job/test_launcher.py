@@ -652,6 +652,15 @@ def test_files_that_a_script_runs(tmp_path: Path) -> None:
     assert "train_batch_size 7 is not a multiple of 24" in results("batch-sizes", made)[0].text
 
 
+def test_ranks_of_the_environment() -> None:
+    """Without a launcher, a job's ranks are those that its environment states."""
+    both = {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
+    found = asked(environment=both).layout
+    assert (found.ranks, found.ranks_per_node, found.source) == (16, 8, "WORLD_SIZE")
+    launched = asked(launch="torchrun --nproc-per-node=2 x.py", environment=both).layout
+    assert (launched.ranks, launched.source) == (2, "torchrun")
+
+
 def test_default_that_the_shell_overrides(tmp_path: Path) -> None:
     """Sbatch passes this shell's variables on: a default counts where there is none."""
     file = tmp_path / "job.sh"
