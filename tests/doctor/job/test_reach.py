@@ -84,6 +84,11 @@ CASES = (
         "writes hosts.txt, then goes to /runs/a, where deepspeed does not find it",
     ),
     (
+        "date > a.log\ncd /runs\ncat a.log",
+        "date > a.log\ncd /runs\nrm -f a.log\necho a.log\ndate | tee a.log",
+        "writes a.log, then goes to /runs, where cat does not find it",
+    ),
+    (
         "f() {\n  echo a\n}\nf > ./hosts\ncd $RUN\ndeepspeed -H hosts t.py",
         "f() {\n  echo a\n}\nf > ./hosts\ncd $SLURM_SUBMIT_DIR\ndeepspeed -H hosts t.py",
         "writes hosts, then goes to $RUN",
