@@ -12,6 +12,7 @@ from dshealthd.doctor.job.options import OPTIONS
 from dshealthd.doctor.job.sources.expansion import PER_NODE
 from dshealthd.doctor.job.sources.layout import refusal
 from dshealthd.doctor.job.sources.manifest import INDEX
+from dshealthd.doctor.job.sources.programs import ELSEWHERE
 from dshealthd.doctor.job.sources.slurm_options import tasks_per_node
 from dshealthd.doctor.job.start import Invariant, unlike, within
 
@@ -68,9 +69,22 @@ def _too_often(start: Start) -> Iterator[str]:
 
 
 def _too_rarely(start: Start) -> Iterator[str]:
-    is_alone = start.program.program == "torchrun" and not start.find("srun")
+    """Yield a launcher of one node that nothing starts on the others of the job."""
+    is_elsewhere = any(ELSEWHERE.intersection(one.wrapper) for one in start.chain)
+    is_alone = start.program.program == "torchrun" and not start.find("srun") and not is_elsewhere
     if start.requested and is_alone and (start.nodes or 1) > 1:
         yield f"the job has {start.nodes} nodes but torchrun starts on the first: srun is missing"
+
+
+def _without_hosts(start: Start) -> Iterator[str]:
+    program = start.program
+    is_alone = program.program == "deepspeed" and not start.find("srun") and not start.pool
+    is_known = program.is_partial or {"hostfile", "no-ssh"} & program.options.keys()
+    if start.requested and is_alone and not is_known and (start.nodes or 1) > 1:
+        yield (
+            f"the job has {start.nodes} nodes but deepspeed starts on the first alone, unless there"
+            " is a /job/hostfile: --hostfile is missing"
+        )
 
 
 def _no_host(start: Start) -> Iterator[str]:
@@ -179,6 +193,10 @@ INVARIANTS = (
                " = {1}"),
         *("parallelism", "megatron/core/num_microbatches_calculator.py")),
     Invariant(_too_often, "srun", remedy="srun --ntasks-per-node=1 {program} ..."),
+    Invariant(
+        _without_hosts,
+        *("--hostfile", "deepspeed/launcher/runner.py, fetch_hostfile"),
+        "deepspeed --hostfile=FILE ...", make=warning),
     Invariant(_too_rarely, "torchrun", remedy="srun --ntasks-per-node=1 torchrun ..."),
     Invariant(
         _no_host,

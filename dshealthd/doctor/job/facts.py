@@ -6,7 +6,9 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.doctor.job.rules import OF_OBJECTS, OF_PROGRAMS, OF_SETTINGS, JobRule, broken
+from dshealthd.doctor.job.rules import JobRule, broken
+from dshealthd.doctor.job.rules_of_kubernetes import OF_OBJECTS
+from dshealthd.doctor.job.rules_of_programs import OF_PROGRAMS, OF_SETTINGS
 from dshealthd.doctor.job.sources import schema
 from dshealthd.doctor.job.sources.slurm_options import seconds
 from dshealthd.doctor.job.start import Invariant

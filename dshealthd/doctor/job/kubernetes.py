@@ -12,9 +12,10 @@ from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job import facts
 from dshealthd.doctor.job.agreement import INVARIANTS, OCCUPANCY
-from dshealthd.doctor.job.rules import NAMES
+from dshealthd.doctor.job.rules_of_kubernetes import NAMES
 from dshealthd.doctor.job.sources import launcher_command, programs
 from dshealthd.doctor.job.sources.fields import ManifestFields
+from dshealthd.doctor.job.sources.launcher_command import SAVES
 from dshealthd.doctor.job.sources.layout import Layout, torchrun
 from dshealthd.doctor.job.sources.manifest import (
     CONTROLLERS,
@@ -265,6 +266,22 @@ def _written(start: PodStart) -> Iterator[str]:
             yield f"--{option} {path[:80]} cannot be written: {inside[0]} is mounted read-only"
 
 
+def _lost(start: PodStart) -> Iterator[str]:
+    """Yield where a training saves, though none of its volumes is there."""
+    pod = start.pod
+    mounts = {one.text("mountPath").rstrip("/"): one for one in pod.main.each("volumeMounts")}
+    words = [*pod.words, *(word for text in pod.words for word in text.split())]
+    lasts = [
+        path
+        for path, one in mounts.items()
+        if "persistentVolumeClaim" in pod.volumes.get(one.text("name"), ManifestFields())
+    ]
+    for option, path in launcher_command.outputs(words):
+        is_inside = any(path == one or path.startswith(f"{one}/") for one in mounts)
+        if SAVES.search(option) and path.startswith("/") and lasts and not is_inside:
+            yield f"--{option} {path[:80]} is lost with its container: {lasts[0]} is what lasts"
+
+
 def _behind_proxy(start: PodStart) -> Iterator[str]:
     pod = start.pod
     space = pod.object.at("metadata").get("namespace")
@@ -416,6 +433,7 @@ def _small(start: PodStart) -> Iterator[str]:
 
 
 _WARNED = (
+    ("checkpoint", "", _lost),
     ("sidecar", "", _behind_proxy),
     ("devices", "", _devices),
     ("persistentVolumeClaim", "", _mounted),

@@ -501,7 +501,7 @@ STAGE_2 = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
         (
             {"scheduler": {"params": {"warmup_num_steps": 11, "total_num_steps": 10}}},
             "config-conflicts",
-            "warmup_num_steps 11 is above total_num_steps 10",
+            "warmup_num_steps 11 is above total_num_steps",
         ),
         (
             {"elasticity": {"enabled": True, "max_train_batch_size": 64}},
@@ -556,7 +556,7 @@ def test_rules_without_an_interpreter(change: dict[str, Any], check: str, words:
         (
             {"zero_optimization": {"stage": 1, "offload_param": {"device": "cpu"}}},
             {"zero_optimization": {"stage": "auto", "offload_param": {"device": "cpu"}}},
-            "offload_param needs ZeRO stage 3 or higher, but the stage is 1",
+            "offload_param needs ZeRO stage 3 or higher",
         ),
         ({"optimizer": {"type": "SGD"}}, {"optimizer": {"type": "auto"}}, "no SGD for the CPU"),
     ],

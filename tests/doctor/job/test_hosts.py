@@ -225,7 +225,13 @@ def test_variables_that_stay_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         made = job(tmp_path, hosts, launch=command, environment=environment)
         assert outcomes("launcher", made) == [OK]
     taken = tmp_path / ".deepspeed_env"
-    for text, outcome in (("NCCL_DEBUG=INFO\n", WARNING), ("TORCH_NCCL_BLOCKING_WAIT=1\n", OK)):
+    wanted = "TORCH_NCCL_BLOCKING_WAIT=1\n"
+    for text, outcome in (
+        ("NCCL_DEBUG=INFO\n", WARNING),
+        (wanted, OK),
+        (wanted.ljust(1 << 20, "#"), OK),
+        (wanted.ljust((1 << 20) + 1, "#"), WARNING),  # one that is too large is not read
+    ):
         taken.write_text(text)
         made = job(
             tmp_path,

@@ -145,6 +145,7 @@ def test_filters_as_deepspeed_applies_them(oracle: dict[str, Any]) -> None:
         ("deepspeed --num_gpus=4 train.py --num_nodes 9", 4, 1),
         ("deepspeed --num_gpu 4 train.py", 4, 1),
         ("deepspeed train.py", 8, 1),
+        ("deepspeed '$ARGS' train.py", None, None),
         ("srun -N2 --ntasks-per-node=8 python train.py", 16, 2),
         ("srun --nodes=2 --ntasks=16 -l python train.py", 16, 2),
         ("srun -N 2 bash -c 'torchrun --nnodes=2 --nproc-per-node=8 train.py'", 16, 2),
@@ -350,6 +351,14 @@ def test_single_node_batch_script(tmp_path: Path) -> None:
     assert "srun is missing" in found.text
     file.write_text(text.replace("torchrun", found.remedy.removesuffix(" ...")))
     assert outcomes("launcher", asked(str(file))) == [OK]
+
+
+def test_deepspeed_without_hosts(tmp_path: Path) -> None:
+    """Deepspeed without a hostfile starts on one node."""
+    file = tmp_path / "job.sh"
+    for options, nodes, outcome in (("", 2, WARNING), ("-H hosts", 2, OK), ("", 1, OK)):
+        file.write_text(f"#!/bin/sh\n#SBATCH -N {nodes}\ndeepspeed {options} x.py\n")
+        assert outcomes("launcher", asked(str(file))) == [outcome]
 
 
 @pytest.mark.parametrize(
@@ -641,6 +650,15 @@ def test_files_that_a_script_runs(tmp_path: Path) -> None:
     made = asked(str(job))
     assert (made.layout.ranks, made.layout.nodes) == (24, 3)
     assert "train_batch_size 7 is not a multiple of 24" in results("batch-sizes", made)[0].text
+
+
+def test_ranks_of_the_environment() -> None:
+    """Without a launcher, a job's ranks are those that its environment states."""
+    both = {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
+    found = asked(environment=both).layout
+    assert (found.ranks, found.ranks_per_node, found.source) == (16, 8, "WORLD_SIZE")
+    launched = asked(launch="torchrun --nproc-per-node=2 x.py", environment=both).layout
+    assert (launched.ranks, launched.source) == (2, "torchrun")
 
 
 def test_default_that_the_shell_overrides(tmp_path: Path) -> None:

@@ -273,6 +273,27 @@ def test_output_on_a_read_only_mount(tmp_path: Path, mount: str, says: int) -> N
     assert ["/data/run cannot be written" in one.text for one in found] == [bool(says)]
 
 
+@pytest.mark.parametrize(
+    ("path", "volume", "says"),
+    [
+        ("/ckpt/run", "persistentVolumeClaim: {claimName: x}", True),
+        ("/data/run", "persistentVolumeClaim: {claimName: x}", False),
+        ("ckpt", "persistentVolumeClaim: {claimName: x}", False),
+        ("/ckpt/run", "emptyDir: {}", False),
+    ],
+)
+def test_checkpoints_beside_the_volume(
+    tmp_path: Path, path: str, volume: str, *, says: bool
+) -> None:
+    """What is saved beside a volume that lasts is lost with the container."""
+    pod = POD.replace(":1 x", f":1 x --save_dir {path} --log /a").replace(
+        "/dev/shm}", "/dev/shm}, {name: data, mountPath: /data}"
+    )
+    pod = pod.replace("volumes: [", f"volumes: [{{name: data, {volume}}}, ")
+    found = results("manifest", manifest(tmp_path, jobset(pod)))
+    assert [f"--save_dir {path} is lost" in one.text for one in found] == [says]
+
+
 def test_index_that_several_jobs_share(tmp_path: Path) -> None:
     """An index begins with 0 in each job of a JobSet, so it is no rank among several jobs."""
     text = jobset(POD.replace("rdzv-backend=c10d", "node-rank=$JOB_COMPLETION_INDEX"))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dshealthd.doctor.job.sources import slurm_script
+from dshealthd.findings.finding import State
+from tests.doctor.job.asking import asked, results
 
 _MPI = "mpirun --hostfile hosts -np 16 --bind-to none"
 _SET = "export MASTER_ADDR=a\nexport NCCL_DEBUG=WARN\n"
@@ -80,9 +84,34 @@ CASES = (
         "writes hosts.txt, then goes to /runs/a, where deepspeed does not find it",
     ),
     (
+        "date > a.log\ncd /runs\ncat a.log",
+        "date > a.log\ncd /runs\nrm -f a.log\necho a.log\ndate | tee a.log",
+        "writes a.log, then goes to /runs, where cat does not find it",
+    ),
+    (
         "f() {\n  echo a\n}\nf > ./hosts\ncd $RUN\ndeepspeed -H hosts t.py",
         "f() {\n  echo a\n}\nf > ./hosts\ncd $SLURM_SUBMIT_DIR\ndeepspeed -H hosts t.py",
         "writes hosts, then goes to $RUN",
+    ),
+    (
+        "#SBATCH -N 1\nsrun python t.py --save_dir $SLURM_TMPDIR/a",
+        "#SBATCH -N 1\nsrun python t.py --save_dir $SLURM_TMPDIR/a\ncp -r $SLURM_TMPDIR/a .",
+        "--save_dir $SLURM_TMPDIR/a is of one node",
+    ),
+    (
+        "#SBATCH -N 1\nsrun python t.py --ckpt=/tmp/a",
+        "#SBATCH -N 1\nsrun python t.py --ckpt=/tmpfs/a --output_dir /tmp/a",
+        "--ckpt /tmp/a is of one node",
+    ),
+    (
+        "#SBATCH -N 2 --gpus-per-node=8\npython t.py",
+        "#SBATCH -N 1 --gpus-per-node=8\npython t.py",
+        "asks for 2 tasks, but starts `python t.py` once: srun is missing",
+    ),
+    (
+        "#SBATCH -N 1 --ntasks-per-node=8 --gres=gpu:8\npython -u t.py",
+        "#SBATCH -N 1 --ntasks-per-node=8 --gres=gpu:8\nexport N=1\nsrun python -u t.py",
+        "asks for 8 tasks",
     ),
     ("srun cd /a && python t.py", "cd /a && srun python t.py", "srun cannot run cd /a"),
     (
@@ -119,6 +148,16 @@ CASES = (
         "$? is the status of tee, not of srun",
     ),
     (
+        "set -e\npython t.py\nrc=$?\nif [ $rc -ne 0 ]; then\n  scontrol requeue 1\nfi",
+        "set -e\ntrap a ERR\npython t.py\nrc=$?\nif [ $rc -ne 0 ]; then\n  b\nfi",
+        "`set -e` ends the script where python fails",
+    ),
+    (
+        "set -eu\npython t.py\nif [ $? -ne 0 ]; then\n  a\nfi",
+        "set -eu\nset +e\npython t.py\nif [ $? -ne 0 ]; then\n  a\nfi",
+        "`set -e` ends the script where python fails",
+    ),
+    (
         "BATCH_SIZE=8\npython t.py --batch $BATCHSIZE",
         "BATCH_SIZE=8\npython t.py --batch $BATCH_SIZE",
         "sets BATCH_SIZE, which nothing reads, and reads BATCHSIZE",
@@ -137,6 +176,15 @@ def test_reach(wrong: str, right: str, words: str) -> None:
     """What cannot arrive is told; what arrives is not."""
     assert words in said(wrong)
     assert not said(right)
+
+
+def test_launch_on_other_hosts(tmp_path: Path) -> None:
+    """What ssh starts on each host needs no srun."""
+    file = tmp_path / "job.sh"
+    launch = "torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=a:1 t.py"
+    for runs, outcome in ((launch, State.CRITICAL), (f"ssh n1 {launch} &\nwait", State.OK)):
+        file.write_text(f"#!/bin/bash\n#SBATCH --nodes=2\n{runs}\n")
+        assert [one.outcome for one in results("launcher", asked(str(file)))] == [outcome]
 
 
 def test_variable_that_is_unset() -> None:

@@ -10,7 +10,9 @@ import yaml
 
 from dshealthd.doctor.job.context import JobContext
 from dshealthd.doctor.job.facts import fields
-from dshealthd.doctor.job.rules import OF_OBJECTS, OF_PROGRAMS, OF_SETTINGS, JobRule, broken
+from dshealthd.doctor.job.rules import JobRule, broken
+from dshealthd.doctor.job.rules_of_kubernetes import OF_OBJECTS
+from dshealthd.doctor.job.rules_of_programs import OF_PROGRAMS, OF_SETTINGS
 from dshealthd.doctor.job.sources import slurm_script
 from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.job.sources.source import Source
@@ -38,16 +40,12 @@ OBJECTS: Sequence[tuple[str, str]] = (
         f"podFailurePolicy: {{rules: [{{onExitCodes: {{containerName: b}}}}]}}\n{_TEMPLATE}",
         f"podFailurePolicy: {{rules: [{{onExitCodes: {{containerName: a}}}}]}}\n{_TEMPLATE}",
     ),
-    ("completionMode: indexed", "completionMode: Indexed"),
     (
         "spec: {template: {spec: {containers: [{image: a}]}}}",
         "spec: {template: {spec: {restartPolicy: Never, containers: [{image: a}]}}}",
     ),
-    ("action: Fail", "action: FailJob"),
     ("onExitCodes: {}\nonPodConditions: [{type: a}]", "onExitCodes: {}"),
     ("onExitCodes: {operator: In, values: [0]}", "onExitCodes: {operator: In, values: [1]}"),
-    ("restartPolicy: never", "restartPolicy: Never"),
-    ("dnsPolicy: ClusterFirstWithHostnet", "dnsPolicy: ClusterFirstWithHostNet"),
     ('dnsPolicy: "None"', 'dnsPolicy: "None"\ndnsConfig: {nameservers: [10.0.0.1]}'),
     ("containers: [{name: a}, {name: a}]", "containers: [{name: a}, {name: b}]"),
     ("volumes: [{name: a}, {name: a}]", "volumes: [{name: a}, {name: b}]"),
@@ -58,7 +56,6 @@ OBJECTS: Sequence[tuple[str, str]] = (
     ),
     ("{image: a, name: my_trainer}", "{image: a, name: my-trainer}"),
     ("volumeMounts: [{mountPath: /a}, {mountPath: /a}]", "volumeMounts: [{mountPath: /a}]"),
-    ("imagePullPolicy: ifNotPresent", "imagePullPolicy: IfNotPresent"),
     ("livenessProbe: {successThreshold: 2}", "livenessProbe: {successThreshold: 1}"),
     (
         "securityContext: {privileged: true, allowPrivilegeEscalation: false}",
@@ -72,14 +69,20 @@ OBJECTS: Sequence[tuple[str, str]] = (
     ("containerPort: 65536", "containerPort: 65535"),
     ("{operator: Exists, value: a, key: b}", "{operator: Exists, key: b}"),
     ("{tolerationSeconds: 1, effect: NoSchedule}", "{tolerationSeconds: 1, effect: NoExecute}"),
-    ("effect: Noschedule", "effect: NoSchedule"),
     ("effect: NoSchedule", "{effect: NoSchedule, operator: Exists}"),
-    ('{requests: {cpu: "9"}, limits: {cpu: "8"}}', '{requests: {cpu: "8"}, limits: {cpu: "8"}}'),
+    ('{requests: {cpu: "9"}, limits: {cpu: 8500m}}', '{requests: {cpu: "8"}, limits: {cpu: "8"}}'),
+    (
+        "{requests: {memory: 2Ti}, limits: {memory: 2047Gi}}",
+        "{requests: {memory: 2Ti}, limits: {memory: 2048Gi}}",
+    ),
+    (
+        "{requests: {ephemeral-storage: 2Gi}, limits: {ephemeral-storage: 2G}}",
+        "{requests: {ephemeral-storage: 2G}, limits: {ephemeral-storage: 2Gi}}",
+    ),
     ("name: My_Job", "name: my-job"),
     ("medium: memory", "medium: Memory"),
     ("clusterIP: none", 'clusterIP: "None"'),
     *([("metadata: {name: 3d-unet}", "metadata: {name: unet-3d}")] * 5),
-    ("restartPolicy: never", "restartPolicy: ExitCode"),
     ("trainer: {}", "runtimeRef: {name: torch-distributed}"),
     *(
         (f"{key.format('b')}\nreplicatedJobs: [{{name: a}}]", f"{key.format('a')}\n{more}")
@@ -96,8 +99,6 @@ OBJECTS: Sequence[tuple[str, str]] = (
         "replicatedJobs: [{name: a, dependsOn: [{name: b}]}]",
         "replicatedJobs: [{name: a}, {name: c, dependsOn: [{name: a}]}]",
     ),
-    ("successPolicy: {operator: all}", "successPolicy: {operator: All}"),
-    ("startupPolicy: {startupPolicyOrder: Any}", "startupPolicy: {startupPolicyOrder: AnyOrder}"),
     (
         "pytorchReplicaSpecs: {Master: {replicas: 2}}",
         "pytorchReplicaSpecs: {Master: {replicas: 1}}",
@@ -106,10 +107,8 @@ OBJECTS: Sequence[tuple[str, str]] = (
         "elasticPolicy: {minReplicas: 3, maxReplicas: 2}",
         "elasticPolicy: {minReplicas: 2, maxReplicas: 2}",
     ),
-    ("cleanPodPolicy: Never", 'cleanPodPolicy: "None"'),
     ("mpiReplicaSpecs: {Worker: {}}", "mpiReplicaSpecs: {Launcher: {}}"),
     ("mpiReplicaSpecs: {Launcher: {replicas: 2}}", "mpiReplicaSpecs: {Launcher: {replicas: 1}}"),
-    ("mpiImplementation: openmpi", "mpiImplementation: OpenMPI"),
     (
         "ttlSecondsAfterFinished: 1",
         "{ttlSecondsAfterFinished: 1, shutdownAfterJobFinishes: true}",
@@ -118,7 +117,6 @@ OBJECTS: Sequence[tuple[str, str]] = (
     ("entrypoint: a", "rayClusterSpec: {}"),
     ("rayClusterSpec: {}", "entrypoint: a"),
     ("{backoffLimit: 1, clusterSelector: {a: b}}", "{backoffLimit: 0, clusterSelector: {a: b}}"),
-    ("submissionMode: K8sJob", "submissionMode: K8sJobMode"),
     (
         "{submissionMode: SidecarMode, submitterPodTemplate: {}}",
         "{submissionMode: K8sJobMode, submitterPodTemplate: {}}",

@@ -61,6 +61,8 @@ FIELDS = (
     ("completions: 2", 'completions: "2"', "completions is '2', not a whole number"),
     ("[{name: A, value: b}]", "{A: b}", "env is \"{'A': 'b'}\", not a list"),
     ("value: b", "value: 1", "containers[a].env[A]: it is refused: value is 1, not a string"),
+    ("Policy: Never", "Policy: never", "restartPolicy is never, none of Always, OnFailure, Never"),
+    ("Mode: Indexed", "Mode: indexed", "completionMode is indexed, none of Indexed, NonIndexed"),
     ("[python, t.py]", "python t.py", "command is 'python t.py', not a list"),
     ("{name: train}", "{name: train, labels: {a: 1}}", "labels is a mapping with a 1"),
     (
@@ -87,6 +89,7 @@ def test_fields(old: str, new: str, words: str) -> None:
 def test_templates_and_unknown_fields() -> None:
     """What a template fills in, and a field that no type has, are none that is judged."""
     assert not said(JOB.replace("completions: 2", 'completions: "{{ nodes }}"'))
+    assert not said(JOB.replace("Policy: Never", "Policy: OnFailure"))
     assert not said(JOB.replace("completions: 2", "completions: 2\n  newerThanThisTable: 1"))
     in_order = "[{name: B, value: c}, {name: A, value: $(B)}]"
     assert not said(JOB.replace("[{name: A, value: b}]", in_order))
@@ -96,3 +99,17 @@ def test_templates_and_unknown_fields() -> None:
 def test_names_of_pods(length: int, *, is_told: bool) -> None:
     """JobSet makes NAME-trainer-0-7-xxxxx, which has 18 characters more, of at most 63."""
     assert ("63 are allowed" in said(JOBSET.replace("NAME", "n" * length))) == is_told
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [("CronJob", 52), ("StatefulSet", 52), ("RayJob", 47), ("RayCluster", 53)],
+)
+def test_names_of_objects(kind: str, most: int) -> None:
+    """Names from which a controller makes longer ones have a limit of their own."""
+    for length in (most, most + 1):
+        text = (
+            f"kind: {kind}\nmetadata: {{name: {'n' * length}}}\n"
+            "spec: {template: {spec: {containers: [{name: a}]}}}"
+        )
+        assert (f"{most} are allowed" in said(text)) == (length > most)

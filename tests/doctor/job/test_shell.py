@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.doctor.job.sources import shell
+from dshealthd.doctor.job.sources import launcher_command, shell
 from dshealthd.findings.finding import State
 from tests.doctor.job.asking import asked, results
 
@@ -65,6 +65,11 @@ SCRIPTS = {
     "keys": (
         'declare -A A=([a]=4 ["b c"]=5 [d]="x y"); srun ${A[a]} "${A[d]}"; A[a]=6; srun ${A[a]}'
     ),
+    "locals": (
+        "N=2; f() { local N=8 K; K=1; M=3; srun $N $K; }; f; srun $N $M\n"
+        'g() { srun "$1" $#; f a; srun "$1"; }; set -- x; g y z; srun "$1"; (M=4); bash -c "M=5"\n'
+        'h() { srun "$7" "${9:-d}" $9; }; h x'
+    ),
     "set again": 'A=1; A=2; B=$A; B+=3; true && A=2; srun $A "$B"',
     "quoted for another shell": "A=1; srun '$A' \"\\$A $A\" \\$A '\\'",
     "dollars": 'srun "$" a$ "b$" \'$x\'',
@@ -118,6 +123,8 @@ ADDRESS = 'head=$(srun --nodes=1 --ntasks=1 -w "$node" hostname --ip-address)\n'
           "srun bash n.sh --nnodes=4"), "torchrun", 32),
         ("L='torchrun\n --nnodes=4 --nproc-per-node=8'\nsrun bash -c \"$(echo $L) x.py\"",
          "torchrun", 32),
+        (("P=4\nf() { P=8; }\nif $X; then f; fi\n"
+          "srun torchrun --nnodes=4 --nproc-per-node=$P x.py"), "torchrun", None),
         ("xargs -I{} ssh {} torchrun --nnodes=2 --nproc-per-node=8 x.py < hosts", "torchrun", 16),
         ("pdsh -w n[1-2] 'cd a; torchrun --nnodes=2 --nproc-per-node=8 x.py'", "torchrun", 16),
         (("f() { if (( $1 > 1 )); then srun torchrun --nnodes=$1 --nproc-per-node=$2 x.py; fi; }\n"
@@ -208,3 +215,22 @@ def test_launch_behind_a_condition_is_named(tmp_path: Path) -> None:
     script.write_text(text.replace(" b.py", " --nproc-per-node=h100:4 b.py"))
     _, wrong = results("launcher", asked(str(script)))
     assert "--nproc-per-node of torchrun is 'h100:4'" in wrong.text
+
+
+@pytest.mark.parametrize(("commands", "is_read"), [(1 << 14, True), ((1 << 14) + 1, False)])
+def test_commands_without_end(commands: int, *, is_read: bool) -> None:
+    """A script is read up to a number of commands, with those of functions that it calls."""
+    text = f"{'a;' * (commands - 1)} srun torchrun x.py"
+    launch = launcher_command.find_launch(shell.commands(text, {}), {})
+    assert (launch.command is not None) == is_read
+    assert is_read or "more than 16384 commands" in launch.problem
+    doubles = "".join(f"f{one + 1}() {{ f{one}; f{one}; }}\n" for one in range(7))
+    assert len(list(shell.commands(f"f0() {{ a; }}\n{doubles}f7", {}))) == 1 << 7
+
+
+@pytest.mark.parametrize(("depth", "is_read"), [(8, True), (9, False)])
+def test_functions_without_end(depth: int, *, is_read: bool) -> None:
+    """Functions are read where they are called, up to a depth."""
+    text = "".join(f"f{one}() {{ f{one - 1}; }}\n" for one in range(1, depth))
+    found = list(shell.commands(f"f0() {{ srun a; }}\n{text}f{depth - 1}", {}))
+    assert [one.words for one in found] == [("srun", "a") if is_read else ("f0",)]

@@ -12,6 +12,8 @@ from dshealthd.doctor.job.sources import programs, shell
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from dshealthd.doctor.job.sources.programs import Read
+
 _OUTER = programs.WRAPPERS | programs.ELSEWHERE | {"srun"}
 """Programs that run another one among their words."""
 
@@ -57,22 +59,27 @@ class Call(NamedTuple):
         return found
 
 
-def calls(commands: Iterable[shell.ShellCommand], by: str = "", nesting: int = 0) -> Iterator[Call]:
+def calls(
+    commands: Iterable[shell.ShellCommand],
+    read: Read = programs.no_file,
+    by: str = "",
+    nesting: int = 0,
+) -> Iterator[Call]:
     """Yield the calls in commands, also in the text of a shell that they run."""
     for command in commands:
         words = command.words
         names = [os.path.basename(word) for word in words]
+        inside = programs.text_elsewhere(words, command.document)
         for at, name in enumerate(names):
             if name in programs.CALLED and (at == 0 or names[0] in _OUTER):
                 outer = next((one for one in reversed(names[:at]) if one in _OUTER), by)
                 yield Call(name, words[at + 1 :], outer, command.end)
-        text = command.document * (names[0] in {"bash", "sh", "ssh"})
-        for at, word in enumerate(words[:-1]):
-            if re.fullmatch("-[a-z]*c", word) and programs.runs_shell([words[at - 1]]):
-                text = words[at + 1]
-        if text and nesting < shell.MAX_NESTING:
-            inside = shell.commands(text, {})
+            if programs.runs_shell([name]) or (name.endswith(".sh") and not inside):
+                found = programs.text_of_shell(words[at:], command.document, read)
+                inside = (found[0] if found else "") or inside
+        if inside and nesting < shell.MAX_NESTING:
             try:
-                yield from calls(list(inside), "bash", nesting + 1)
+                below = list(shell.commands(inside, {}, read))
+                yield from calls(below, read, "bash", nesting + 1)
             except (ValueError, ArithmeticError):
                 continue  # the launch's own reader reports it

@@ -23,8 +23,6 @@ RELEASE = "DeepSpeed 0.19.8"
 MAX_SHOWN = 20
 """Maximum number of duplicate keys to list."""
 
-STAGES = range(4)
-"""Stages of ZeRO."""
 Parsed = dict[str, Any]
 """`text` if it is not JSON, `document` if it is, `duplicates` and `syntax`."""
 
@@ -94,13 +92,3 @@ class Settings:
         """Return the value at a path; the default where there is none, or a program fills it in."""
         found = self.stated(path)
         return default if found is None or found == "auto" else found
-
-    @property
-    def stage(self) -> int:
-        """ZeRO's stage; the highest where only a program will fill it in."""
-        stage = self.stated("zero_optimization.stage") or 0
-        return stage if isinstance(stage, int) else max(STAGES)
-
-    def device(self, part: str) -> str:
-        """Return where a part is offloaded to."""
-        return str(self(f"zero_optimization.{part}.device", "none"))

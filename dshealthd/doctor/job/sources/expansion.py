@@ -162,7 +162,7 @@ def _substituted(command: str, variables: Variables) -> str:
         return "${HOSTNAME}"
     if own := _OWN_FOLDER.search(command):
         return own["path"] or "."
-    if command.startswith("(") and command.endswith(")") and len(command) < MAX_VALUE // 4:
+    if command.startswith("(") and command.endswith(")"):
         return f"${{{_COMPUTED}{command[1:-1].encode().hex()}}}"
     return "${RANDOM}" if _RANDOM.search(command) else UNKNOWN
 

@@ -60,7 +60,7 @@ class ManifestFields:
 
     def texts(self) -> dict[str, str]:
         """Return all fields as text."""
-        return {key: str(value) for key, value in self.value.items()}
+        return {key: str(value) for key, value in self.value.items() if value is not None}
 
     def below(self) -> Iterator[tuple[str, ManifestFields]]:
         """Yield the mappings among the fields, and those in their lists, each with its key."""

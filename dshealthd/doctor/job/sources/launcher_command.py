@@ -78,6 +78,8 @@ READ = (
 
 
 _WRITES = re.compile(r"(?:^|[_-])(?:out|output|save|ckpt|checkpoints?|results?)(?:$|[_-])")
+SAVES = re.compile(r"(?:^|[_-])(?:save|ckpt|checkpoints?)(?:$|[_-])")
+"""In options that say where a training writes, and where it saves its checkpoints."""
 LIKENESS = 0.75
 """Share of letters in common with a known name from which that name is suggested."""
 MISSPELT = 0.88
@@ -310,8 +312,9 @@ def _launcher(
             return LauncherCommand(program, {}, tuple(rest), own, wrapper=wrapper)
         rest = rest[at + 2 :]
     inside = programs.text_of_shell(words, command.document, read)
-    if program in programs.ELSEWHERE:  # it has options and a host before the command
-        inside = command.document or " ".join(itertools.dropwhile(_is_word, rest)), ()
+    if program in programs.ELSEWHERE:
+        inside = programs.text_elsewhere(words, command.document), ()
+        wrapper = (*wrapper, program)
     if inside is not None:
         known: expansion.Variables = {} if program in programs.ELSEWHERE else {**variables, **own}
         launch = find_launch(
@@ -449,11 +452,6 @@ def _is_flag(name: str, following: Sequence[str], program: str) -> bool:
         return True
     word = os.path.basename(following[0])
     return programs.runs_programs(word) or word in programs.WRAPPERS
-
-
-def _is_word(word: str) -> bool:
-    """Return whether a word is neither several nor the name of a program that is known."""
-    return not word.split()[1:] and not programs.runs_programs(os.path.basename(word))
 
 
 def long_option(name: str, program: str) -> str:

@@ -4,6 +4,7 @@ words.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from typing import TYPE_CHECKING
@@ -76,6 +77,20 @@ def text_of_shell(
     if files:
         return read(words[files[0]]), words[files[0] + 1 :]
     return document, ()
+
+
+def text_elsewhere(words: Sequence[str], document: str) -> str:
+    """Return the script that a shell of another host runs for a program such as ssh; else empty."""
+    if not words or os.path.basename(words[0]) not in ELSEWHERE:
+        return ""
+    # options and a host stand before it
+    return document or " ".join(itertools.dropwhile(_is_word, words[1:]))
+
+
+def _is_word(word: str) -> bool:
+    """Return whether a word is neither several nor the name of a program that is known."""
+    name = os.path.basename(word)
+    return not word.split()[1:] and not runs_programs(name) and name not in CALLED
 
 
 def unwrapped(

@@ -14,7 +14,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.doctor.job.sources import launcher_command
-from dshealthd.doctor.job.sources.script_fault import ScriptFault
+from dshealthd.doctor.job.sources.shell_faults import ScriptFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -35,6 +35,11 @@ _MOUNT = re.compile(r"(?:^|,)(?:src|source)=([^,]+).*?(?:dst|destination|target)
 
 _EPHEMERAL = frozenset({"rm", "writable-tmpfs", "container-image"})
 """Options with which what a container changes ends with it."""
+_OF_NODE = re.compile(r"(/tmp|/dev/shm|\$\{?(SLURM_)?TMPDIR\}?)(/|$)")
+"""Folders of a node; files there are of no other, and often removed behind the job."""
+_COPIES = frozenset({"cp", "mv", "rsync", "tar", "rclone", "aws", "gsutil", "gcloud", "azcopy"})
+_OTHERWISE = frozenset({"echo", "printf", "rm", "touch", "mkdir", "tee"})
+"""Commands that take a file's name and do not read it."""
 _SAME_FOLDER = re.compile(r"^\.?/?$|^-$|SLURM_SUBMIT_DIR\}?$|^\$\{?PWD\}?$")
 """What leads to the folder of a job's script, or may."""
 
@@ -55,13 +60,10 @@ def _named(values: Sequence[str]) -> set[str]:
 def crossing(call: Call, *, is_batch: bool) -> Crossing | None:
     """Return how a call starts processes elsewhere; None where all variables reach them."""
     given = call.options
-    if call.program in _CONTAINERS and "run" in given and "env-file" not in given:
+    is_known = "run" in given and not {"env-file", "open"} & given.keys()
+    if call.program in _CONTAINERS and is_known:
         names = _named([*given.get("e", ()), *given.get("env", ())])
-        return (
-            None
-            if "open" in given
-            else Crossing(f"{call.program} run", names.__contains__, "-e NAME")
-        )
+        return Crossing(f"{call.program} run", names.__contains__, "-e NAME")
     if call.program in {"apptainer", "singularity"} and given.keys() & _ISOLATES:
         names = _named([one for text in given.get("env", ()) for one in text.split(",")])
         return Crossing(f"{call.program} --cleanenv", names.__contains__, "--env NAME=$NAME")
@@ -100,6 +102,16 @@ def faults(
             )
         yield from _unmounted(call.program, call.options, call.words)
     yield from _left_by_cd(seen)
+    copies = any(_COPIES.intersection(map(os.path.basename, one.words)) for one in seen)
+    for one in seen if is_batch and not copies else ():
+        for option, path in launcher_command.outputs(one.words):
+            if launcher_command.SAVES.search(option) and _OF_NODE.match(path):
+                yield ScriptFault(
+                    f": --{option} {path[:80]} is of one node, and gone when the job ends: nothing"
+                    " copies it",
+                    *(path, option),
+                    is_critical=False,
+                )
     for at, one in enumerate(seen):
         yield from _outside(one, seen[at + 1 : at + 2])
         if one.words[0] == "srun" and (step := launcher_command.parse(one.words, {})):
@@ -173,12 +185,8 @@ def _unmounted(
     own = {_top(target) for target in inside.values()}  # folders that the host need not have
     ends = set() if "container-name" in options else _EPHEMERAL & options.keys()
     for option, path in launcher_command.outputs(words):
-        if (
-            ends
-            and _top(path) in own
-            and not _is_in(path, mounts.values())
-            and path.startswith("/")
-        ):
+        is_own = path.startswith("/") and _top(path) in own
+        if ends and is_own and not _is_in(path, mounts.values()):
             yield ScriptFault(
                 f": --{option} {path[:80]} is lost when its container ends: nothing is mounted"
                 f" there, and --{min(ends)} keeps no changes of an image",
@@ -212,7 +220,7 @@ def _left_by_cd(seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
         goes = program == "cd" and one.words[1:] and one.end in {"\n", ";"}
         if goes and not one.is_conditional and not _SAME_FOLDER.search(one.words[1]):
             written = dict.fromkeys(written, one.words[1])
-        for word in one.words[1:]:
+        for word in one.words[1:] if program not in _OTHERWISE else ():
             name = os.path.normpath(word.rpartition("=")[2] or ".")
             if folder := written.get(name, ""):
                 yield ScriptFault(

@@ -110,6 +110,9 @@ def _unlike(kind: str, value: Any) -> str:
     form, shown = kind.partition(" ")[0], str(value)[:60]
     if value is None or (isinstance(value, str) and ("{{" in value or "$" in value)):
         return ""
+    if "|" in form:
+        is_one = value in ("", *form.split("|"))
+        return "" if is_one else f"{shown}, none of {form.replace('|', ', ')}"
     if form in _NUMBERED:
         is_right = isinstance(value, _NUMBERED[form]) and (form != "int" or value is not True)
         is_text = isinstance(value, str)

@@ -6,20 +6,15 @@ returned, marked as conditional.
 
 from __future__ import annotations
 
-import contextlib
-import fnmatch
-import json
-import operator
 import re
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.doctor.job.sources import expansion, programs
+from dshealthd.doctor.job.sources import branches, expansion, programs
 from dshealthd.jobs.environment import MAX_VALUE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dshealthd.doctor.job.sources.expansion import Variables
     from dshealthd.doctor.job.sources.programs import Read
@@ -29,7 +24,6 @@ MAX_NESTING = 8
 MAX_COMMANDS = 1 << 14
 """Maximum commands of a script, with those of a function each time it is called."""
 _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*['\"\\]?(\w+)")
-_DEFAULT = re.compile(r"\$\{\w+:?[-+=?]")
 _READ = re.compile(r"(?<!\\)\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
 """A variable that a shell reads, unless it has a default."""
 _LEFT = re.compile(r"\\\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
@@ -38,6 +32,7 @@ _SETS = re.compile(r"(?:(?<![\w.$/{-])(?=\w+\+?=)|\b(?:for|read(?:\s+-\w+)*)\s+)
 """One that a script sets."""
 _FUNCTION = "BASH_FUNC_"
 """Begins the variable that has the tokens of a function."""
+_BETWEEN_TOKENS, _OF_TOKEN = "\x1e", "\x1f"
 _NAMES = re.compile(r"\w+")
 _ARITHMETIC = re.compile(r"(?<![\w$({])(?<!for )\(\(([^()\n;']*(?:\([^()\n]*\)[^()\n;']*)*)\)\)")
 """A command that computes."""
@@ -54,20 +49,6 @@ _TO_END = re.compile("-[a-z]*d")
 """An option of `read` with which it reads all lines, if its value is empty."""
 MAX_ARRAY = 1 << 16
 """Maximum characters of an array; the arguments of Megatron are some 4,000."""
-_HEADS = frozenset({"for", "case", "select"})
-"""Keywords whose own words are no command."""
-_OPENS = frozenset({"if", "while", "until", "{", *_HEADS})
-_COMPARES: dict[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq,
-    "==": operator.eq,
-    "!=": operator.ne,
-    **{f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
-}
-"""How tests compare texts, and with a dash numbers (bash(1), CONDITIONAL EXPRESSIONS)."""
-_ALWAYS = {"true": True, ":": True, "false": False}
-_LOOPS = frozenset({"for", "while", "until"})
-_CLOSES = frozenset({"fi", "done", "esac", "}"})
-_KEYWORDS = frozenset({"then", "elif", "else", "do", "!", "time", *_OPENS, *_CLOSES})
 DECLARES = frozenset({"export", "declare", "readonly", "local", "typeset"})
 
 
@@ -89,54 +70,6 @@ class ShellCommand(NamedTuple):
     """Variables that texts in its words and here-document read, which are left to another shell,
     and do not set; also texts that it has from variables.
     """
-
-
-@dataclass(slots=True)
-class _Block:
-    """A compound command that is open."""
-
-    keyword: str
-    runs: bool | None = None
-    """Whether the branch that is read runs; None if that is not known, or its condition is read."""
-    others: bool | None = False
-    """Whether one of the branches above runs."""
-    tests: list[bool | None] = field(default_factory=list)
-    """What the commands of its condition say."""
-    subject: str = expansion.UNKNOWN
-    """What a `case` compares with its patterns."""
-    patterns: list[str] | None = None
-    """The patterns of a branch of `case`, while they are read."""
-
-    def enter(self, keyword: str) -> None:
-        """Read its next branch, or the condition of that."""
-        if keyword == "elif":
-            self.runs, self.tests = None, []
-        elif keyword == "!":
-            self.tests.append(None)
-        elif keyword == "then":
-            self._enter(self.tests[0] if len(self.tests) == 1 else None)
-        elif keyword == "else":
-            self._enter(says=True)
-
-    def _enter(self, says: bool | None) -> None:  # noqa: FBT001 - three values
-        """Read a branch whose own condition says this."""
-        self.runs = False if self.others or says is False else says
-        self.runs = None if self.others is None and self.runs else self.runs
-        self.others = self.others or self.runs
-
-    def takes(self, words: Sequence[str], end: str) -> bool:
-        """Return whether these words before an operator are of a pattern."""
-        was = self.patterns is not None
-        if self.patterns is not None:
-            self.patterns += words
-            if ")" in end:
-                known = "$" not in "".join((self.subject, *self.patterns))
-                matches = any(fnmatch.fnmatchcase(self.subject, one) for one in self.patterns)
-                self._enter(matches if known else None)
-                self.patterns = None
-        if self.keyword == "case" and (";;" in end or ";&" in end):
-            self.patterns = []
-        return was
 
 
 class Shell:
@@ -161,6 +94,10 @@ class Shell:
         self._exports = False
         self._left = MAX_COMMANDS
         self._nesting = 0
+        self._is_sure = True
+        """Whether the function or file that is read is certainly run."""
+        self._local: set[str] = set()
+        """Variables of the function that is read."""
         self._texts: dict[str, frozenset[str]] = {}
         """What texts in variables read."""
 
@@ -171,6 +108,7 @@ class Shell:
         ValueError, after the commands before it, for what cannot be parsed.
         """
         yield from self._commands(self._tokens(text))
+        self._is_sure = False
         while unread := self._defined - self._named:
             for name in sorted(unread):
                 self._named.add(name)
@@ -179,7 +117,10 @@ class Shell:
 
     def _function(self, name: str) -> Iterable[tuple[str, str]] | None:
         found = self.variables.get(_FUNCTION + name)
-        return json.loads(found) if found else None
+        if found is None:
+            return None
+        tokens = (one.partition(_OF_TOKEN) for one in found.split(_BETWEEN_TOKENS))
+        return [(word, kind) for kind, _, word in tokens]
 
     def _tokens(self, text: str) -> Iterator[tuple[str, str]]:
         text = _ARITHMETIC.sub(lambda match: f"let '{match[1]}'", text)
@@ -193,14 +134,16 @@ class Shell:
 
     def _commands(self, tokens: Iterable[tuple[str, str]]) -> Iterator[ShellCommand]:
         words: list[str] = []
-        opened: list[_Block] = []
+        opened: list[branches.CompoundCommand] = []
         is_chained = False
         extra: dict[str, str] = {}
         variables = self.variables
         rest = iter(tokens)
         for word, kind in rest:
             if kind == "word" and word == "{" and (name := _defined(words)):
-                variables[_FUNCTION + name] = json.dumps(list(_body(rest)))
+                variables[_FUNCTION + name] = _BETWEEN_TOKENS.join(
+                    f"{kind}{_OF_TOKEN}{word}" for word, kind in _body(rest)
+                )
                 self._defined.add(name)
                 words.clear()
             elif kind == "word":
@@ -223,25 +166,29 @@ class Shell:
                 words.clear()
             is_conditional = not all(block.runs for block in opened)
             if words and opened and opened[-1].runs is None:
-                is_sure = {block.keyword for block in opened} <= {"if", "{"} and word in {";", "\n"}
-                opened[-1].tests.append(_tested(words, variables) if is_sure else None)
+                is_plain = {block.keyword for block in opened} <= {"if", "{"} and word in {
+                    ";",
+                    "\n",
+                }
+                opened[-1].tests.append(branches.tested(words, variables) if is_plain else None)
             is_cat = word == "|" and words == ["cat"]  # for the next command
             if words[:1] == ["read"] and "text" in extra and any(map(_TO_END.fullmatch, words)):
                 kept = expansion.kept(extra["text"].strip(), extra["quote"], variables)
                 words = [f"{words[-1]}={kept}"]
             left = {one: _left_by(one, self._texts) for one in words}
             of_document = _left_in(extra.get("text", ""), is_closed=bool(extra.get("quote")))
-            found = self._run(words, extra, is_conditional=is_conditional or is_chained)
+            is_sure = self._is_sure and not is_conditional and not is_chained
+            found = self._run(words, extra, is_conditional=not is_sure)
             if found:
                 made = found._replace(
                     is_conditional=is_conditional,
-                    in_loop=any(block.keyword in _LOOPS for block in opened),
+                    in_loop=any(block.keyword in branches.LOOPS for block in opened),
                     end=word,
                     document=extra.get("document", ""),
                     target=_target(found.words) or extra.get("target", ""),
                     reads=of_document.union(*left.values()),
                 )
-                yield from self._started(made)
+                yield from self._started(made, is_sure=is_sure)
             else:
                 self._texts |= {
                     one[1]: left[one[0]] | of_document
@@ -253,13 +200,15 @@ class Shell:
                 extra.clear()
             is_chained = word in {"&&", "||"}
 
-    def _enter(self, words: list[str], opened: list[_Block]) -> None:
+    def _enter(self, words: list[str], opened: list[branches.CompoundCommand]) -> None:
         """Take keywords from the begin of a command, which open and close blocks."""
-        while words and words[0] in _KEYWORDS:
+        while words and words[0] in branches.KEYWORDS:
             keyword = words.pop(0)
-            if keyword in _OPENS:
-                opened.append(_Block(keyword, runs=True if keyword == "{" else None))
-            elif keyword in _CLOSES and opened:
+            if keyword in branches.OPENS:
+                opened.append(
+                    branches.CompoundCommand(keyword, runs=True if keyword == "{" else None)
+                )
+            elif keyword in branches.CLOSES and opened:
                 opened.pop()
             elif opened:
                 opened[-1].enter(keyword)
@@ -269,12 +218,12 @@ class Shell:
                 )
                 opened[-1].patterns = []
                 del words[:2]
-            elif keyword in _HEADS:
+            elif keyword in branches.HEADS:
                 if words:  # the variable has another value each time
                     self.variables[words[0]] = expansion.unknown(words[0])
                 words.clear()
 
-    def _started(self, command: ShellCommand) -> Iterator[ShellCommand]:
+    def _started(self, command: ShellCommand, *, is_sure: bool) -> Iterator[ShellCommand]:
         """Yield what a command runs: itself, or the commands of a function, file or other shell."""
         self._left -= 1
         if self._left < 0:
@@ -298,7 +247,8 @@ class Shell:
             yield command
             return
         is_other = function is None and name not in {"eval", "source", "."}
-        positional = {key: one for key, one in before.items() if key in _POSITIONAL}
+        outer = self._is_sure, self._local
+        self._is_sure, self._local = is_sure, set()
         if name != "eval" and (arguments or name not in {"source", "."}):
             self.place(arguments)
         self._nesting += 1
@@ -311,13 +261,14 @@ class Shell:
                 end=command.end if command.end in {"&", "|"} and one.end in "\n;" else one.end,
             )
         self._nesting -= 1
+        own_names = {*_POSITIONAL, *(self._local if function else ())}
+        self._is_sure, self._local = outer
         if is_other:  # what another shell sets is its own
-            self.variables.clear()
-            self.variables |= before
-        elif name != "eval":
-            for key in _POSITIONAL:
-                self.variables.pop(key, None)
-            self.variables |= positional
+            own_names = {*self.variables, *before}
+        for key in () if name == "eval" else own_names:
+            self.variables.pop(key, None)
+            if key in before:
+                self.variables[key] = before[key]
 
     def place(self, arguments: Sequence[str]) -> None:
         """Set the positional parameters, which stay unknown where some of them are."""
@@ -341,9 +292,11 @@ class Shell:
         while at < len(words) and ((match := _ASSIGNMENT.match(words[at])) or declares):
             name = match[1] if match else words[at]
             made = _assigned(match, {**variables, **own}, is_conditional) if match else {}
-            for new, value in made.items():
-                limit = MAX_ARRAY if new.endswith("[@]") else MAX_VALUE
-                own[new] = value if len(value) <= limit else expansion.unknown(new)
+            for one, value in made.items():
+                limit = MAX_ARRAY if one.endswith("[@]") else MAX_VALUE
+                own[one] = value if len(value) <= limit else expansion.unknown(one)
+            if declares and words[0] not in {"export", "readonly"}:
+                self._local.add(name)
             if declares and (words[0] == "export" or _EXPORTS.search(" ".join(words))):
                 self.exported.add(name)
             at += 1
@@ -457,32 +410,6 @@ def _left_by(word: str, texts: Mapping[str, frozenset[str]]) -> frozenset[str]:
     read = {*_READ.findall(closed), *_LEFT.findall(word)} - {*_SETS.findall(word)}
     named = [m for _, *rest in pieces for one in rest for m in expansion.VARIABLE.finditer(one)]
     return frozenset(read).union(*(texts.get(m["bare"] or m["name"], ()) for m in named))
-
-
-def _tested(words: Sequence[str], variables: Variables) -> bool | None:
-    """Return what a test of known texts says; None for another."""
-    names = {match["name"] for word in words for match in expansion.VARIABLE.finditer(word)}
-    if words[0] in _ALWAYS:
-        return _ALWAYS[words[0]]
-    if words[0] == "let":
-        value = expansion.computed(" ".join(expansion.expanded(words[-1], variables)), variables)
-        return None if "$" in value else value != "0"
-    if words[0] not in {"[", "[[", "test"} or any(
-        _DEFAULT.search(word) and not names <= variables.keys() for word in words
-    ):
-        return None  # the environment may have what it has a default for
-    last = len(words) - (words[0] != "test")
-    found = [one for word in words[1:last] for one in expansion.expanded(word, variables)]
-    if len(found) != last - 1 or any("$" in word for word in found):
-        return None
-    match found:
-        case ["-n" | "-z" as kind, text]:
-            return bool(text) == (kind == "-n")
-        case [one, kind, other] if kind in _COMPARES and not re.search(r"[*?\[]", other):
-            number = int if kind.startswith("-") else str
-            with contextlib.suppress(ValueError, ArithmeticError):
-                return _COMPARES[kind](number(one), number(other))
-    return None
 
 
 def without_documents(text: str) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.doctor.job.sources import expansion, launcher_command, programs, shell
-from dshealthd.doctor.job.sources.script_fault import ScriptFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,8 +28,17 @@ _SETS = re.compile(r"^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z]\w{3,})=", re.
 _INITIALIZES = re.compile(r"(?:^|[;&|\s])(?:source|\.|eval|module|ml)\s|\bBASH_ENV\b", re.MULTILINE)
 MAX_NAMES = 128
 """Names that are compared with each other; scripts of people have some 50."""
-_SAME = 0.88
-"""Likeness from which one name is taken for another, misspelt: `launcher_command.MISSPELT`."""
+
+
+class ScriptFault(NamedTuple):
+    """Something that a script states in vain."""
+
+    text: str
+    """What people read behind the name of the script."""
+    component: str
+    at: str = ""
+    """What the line has in which it stands."""
+    is_critical: bool = True
 
 
 def faults(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
@@ -68,9 +75,8 @@ def faults(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
     read, is_set = {*_READS.findall(lines)}, {*_SETS.findall(lines)}
     known = sorted(read)[:MAX_NAMES]
     for name in sorted(is_set - read)[:MAX_NAMES]:
-        alike = difflib.get_close_matches(name, known, n=1, cutoff=_SAME)
-        if alike and not re.search(rf"(?<![$\w{{]){alike[0]}\b", lines):
-            other = alike[0]
+        other, is_near = launcher_command.nearest(name, known)
+        if is_near and not re.search(rf"(?<![$\w{{]){other}\b", lines):
             is_given = other in launcher_command.OF_SLURM or expansion.GIVEN.match(other)
             if not is_given and other not in {*expansion.PER_NODE, "HOME", "USER", "PATH", "PWD"}:
                 yield ScriptFault(

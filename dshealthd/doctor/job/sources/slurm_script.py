@@ -19,6 +19,7 @@ from dshealthd.doctor.job.sources import (
     reach,
     shell,
     shell_faults,
+    slurm_faults,
 )
 from dshealthd.doctor.job.sources.calls import Call, calls
 from dshealthd.doctor.job.sources.launcher_command import (
@@ -27,8 +28,7 @@ from dshealthd.doctor.job.sources.launcher_command import (
     LauncherCommand,
     long_option,
 )
-from dshealthd.doctor.job.sources.script_fault import ScriptFault
-from dshealthd.doctor.job.sources.script_faults import faults
+from dshealthd.doctor.job.sources.shell_faults import ScriptFault
 from dshealthd.doctor.job.sources.slurm_options import gpus_per_node, tasks_per_node
 from dshealthd.doctor.job.sources.source import training_variables
 from dshealthd.jobs.environment import natural
@@ -163,7 +163,7 @@ def parse(
         and not re.search(rf"\$\{{?{name}\b|\bunset\b[^\n]*\b{name}\b", text)
     }
     left = {name: name in reader.exported for name in read_there - given if name in reader.assigned}
-    called = list(calls(seen))
+    called = list(calls(seen, found))
     assigned = {name: name in reader.exported for name in reader.assigned}
     in_front = (
         [name for one in launch.command.chain() for name in one.variables] if launch.command else ()
@@ -181,7 +181,7 @@ def parse(
         {name: one for name, one in unset(directives).items() if re.search(rf"\b{name}\b", text)},
         [
             *refused,
-            *faults(text, directives, ignored, seen, in_background=launch.is_background),
+            *slurm_faults.faults(text, directives, ignored, seen, launch),
             *crossing,
             *shell_faults.faults(text, seen),
         ],

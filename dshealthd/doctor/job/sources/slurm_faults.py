@@ -1,20 +1,22 @@
-"""What a batch script states, and Slurm or its shell does not do."""
+"""What a batch script states, and Slurm does not do."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import signal
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.job.sources import launcher_command
-from dshealthd.doctor.job.sources.script_fault import ScriptFault
-from dshealthd.doctor.job.sources.slurm_options import gpus_per_node
+from dshealthd.doctor.job.sources import launcher_command, programs
+from dshealthd.doctor.job.sources.shell_faults import ScriptFault
+from dshealthd.doctor.job.sources.slurm_options import gpus_per_node, seconds, tasks_per_node
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from dshealthd.doctor.job.sources.launcher_command import CommandLaunch
     from dshealthd.doctor.job.sources.shell import ShellCommand
 
 _SAYS = frozenset({"echo", "printf", "date", "true", "exit"})
@@ -39,6 +41,7 @@ OWNERS = {
     "JOB_COMPLETION_INDEX": ("Kubernetes", "SLURM_NODEID"),
 }
 """Variables of others than Slurm, who sets them, and those that Slurm sets in their place."""
+_STARTS = frozenset({"srun", "mpirun", "mpiexec", "ray", "sbatch"}) | programs.ELSEWHERE
 _MPI = re.compile("mpirun|mpiexec|orterun|prterun")
 
 
@@ -47,10 +50,11 @@ def faults(
     directives: Mapping[str, str],
     ignored: Sequence[int],
     seen: Sequence[ShellCommand],
-    *,
-    in_background: bool,
+    launch: CommandLaunch,
 ) -> Iterator[ScriptFault]:
-    """Yield the faults of a script with these directives, whose shell runs these commands."""
+    """Yield the faults of a script with these directives, whose shell runs these commands
+    and this launch.
+    """
     if ignored:
         more = f", and {len(ignored) - 1} more" if ignored[1:] else ""
         why = "Slurm ignores #SBATCH after the first command"
@@ -84,9 +88,11 @@ def faults(
             *("--overlap", "srun"),
             is_critical=False,
         )
+    if once := _once(directives, seen, launch):
+        yield ScriptFault(once, "srun", "python", is_critical=False)
     names = [one.words[0] for one in seen]
     last = max((at for at, one in enumerate(seen, 1) if one.end == "&"), default=0)
-    if in_background and "wait" not in names and {*names[last:]} <= _SAYS:
+    if launch.is_background and "wait" not in names and {*names[last:]} <= _SAYS:
         yield ScriptFault(
             " starts the job in the background and ends: Slurm then ends the job; `wait` is"
             " missing",
@@ -94,9 +100,24 @@ def faults(
         )
         return
     traps = [word for one in seen if one.words[0] == "trap" for word in one.words[2:]]
-    if problem := _signal(directives, traps, waits="wait" in names or in_background):
+    if problem := _signal(directives, traps, waits="wait" in names or launch.is_background):
         shown = f": --signal={directives['signal']}: {problem}"
         yield ScriptFault(shown, "--signal", "^#SBATCH.*--signal", is_critical=False)
+
+
+def _once(
+    directives: Mapping[str, str], seen: Sequence[ShellCommand], launch: CommandLaunch
+) -> str:
+    """Return that a job of several tasks with GPUs has one process, as nothing starts others."""
+    nodes, each = natural(directives.get("nodes")) or 1, tasks_per_node(directives) or 1
+    words = [os.path.basename(word) for one in seen for word in one.words]
+    is_launched = launch.command or launch.problem or _STARTS.intersection(words)
+    runs = [one for one in seen if programs.PYTHON.fullmatch(os.path.basename(one.words[0]))]
+    trains = [one for one in runs if any(word.endswith(".py") for word in one.words)]
+    if nodes * each == 1 or is_launched or not trains or not gpus_per_node(directives):
+        return ""
+    shown = " ".join(trains[-1].words[:2])[:60]
+    return f" asks for {nodes * each} tasks, but starts `{shown}` once: srun is missing"
 
 
 def _unread(text: str) -> dict[str, str]:
@@ -143,11 +164,11 @@ def _signal(directives: Mapping[str, str], trapped: Sequence[str], *, waits: boo
     match = _SIGNAL.fullmatch(directives.get("signal", ""))
     if match is None:
         return ""
-    of_shell, sent, seconds = match[1] or "", _name(match[2]), match[3] or "60"
+    of_shell, sent, before = match[1] or "", _name(match[2]), match[3] or "60"
     limit, traps = seconds(directives.get("time", "")), {_name(one) for one in trapped}
     traps -= {"ERR", "DEBUG", "RETURN"}
-    if limit is not None and int(seconds) >= limit:
-        return f"it comes {seconds} s before the end of a job that has {limit} s"
+    if limit is not None and int(before) >= limit:
+        return f"it comes {before} s before the end of a job that has {limit} s"
     if "B" not in of_shell:
         lost = "only srun's tasks get it, not the shell that traps it: B: is missing"
         return lost * (sent in traps)
