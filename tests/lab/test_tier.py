@@ -98,7 +98,7 @@ def test_a_busy_node_has_few_series_that_rules_read(tmp_path: Path) -> None:
                     and len(scrape.all("dshealthd_infiniband_port_up")) == ADAPTERS
                     and scrape.all("dshealthd_node_gpus_up") == [GPUS]
                     and rounds(scrape, outcome="ok") > 1
-                    and scrape.all("dshealthd_job_hang", training_job=JOB)
+                    and bool(scrape.all("dshealthd_job_hang", training_job=JOB))
                 )
 
             until(lambda: ready(busy.scrape()))
