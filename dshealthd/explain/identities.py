@@ -136,8 +136,7 @@ class Identities:
                 of = seat.origin
                 if seat.host is not None:
                     self._first[short(seat.host)].add(seat.rank - seat.local)
-                if of.host is None:
-                    self._first[of.source, of.task].add(seat.rank - seat.local)
+                self._first[of.source, of.task].add(seat.rank - seat.local)
 
     def _learn_seats(self) -> None:
         """Learn what single lines say of where a rank runs."""

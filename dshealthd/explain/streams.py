@@ -271,17 +271,19 @@ class Splitter:
             rest = [line for line in map(self.unmarked, sample) if line.strip()]
             if len(rest) <= ENOUGH or self._have_prefixes(rest) or are_of_tasks(rest):
                 return
-            alike = self._name_before(rest) or mark_before(rest)
+            names = [name_at(line, 0) for line in rest]
+            if is_column(names) and len({name["host"] for name in names if name}) > 1:
+                return
+            alike = self._name_before(names) or mark_before(rest)
             if alike is None:
                 return
             expression += alike
             self._mark = re.compile(expression)
 
-    def _name_before(self, lines: Sequence[str]) -> str | None:
+    def _name_before(self, found: Sequence[re.Match[str] | None]) -> str | None:
         """Return an expression for the name in a column before all lines, which may be that of the
         program; None without one, or if there are several.
         """
-        found = [name_at(line, 0) for line in lines]
         name = found[0]
         if name is None or any(one is None or one[0] != name[0] for one in found):
             return None

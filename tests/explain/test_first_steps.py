@@ -188,3 +188,12 @@ def test_a_triton_kernel_that_failed_could_run() -> None:
     )
     assert finding.slug == "cuda-fault"
     assert "cannot run" not in finding.statement
+
+
+@pytest.mark.parametrize(
+    ("path", "host", "step"),
+    [("/d", "n-1", "`df /d` on n-1"), ("/$(id)", "n-1", ""), ("/d", "a\nb", "")],
+)
+def test_each_value_of_a_step_must_be_harmless(path: str, host: str, step: str) -> None:
+    """One that is does not vouch for another."""
+    assert patterns.advised(("`df {path}` on {host}",), {"path": path, "host": host}) == step

@@ -51,6 +51,14 @@ def test_a_level_is_no_host(prefix: str, host: str | None) -> None:
     assert (finding.slug, finding.host) == ("disk-full", host)
 
 
+def test_addresses_before_lines_that_are_numbered_are_hosts() -> None:
+    """They are no mark, although they are nothing but numbers."""
+    lines = [f"10.4.7.{11 + number % 2} | starting {number}" for number in range(8)]
+    lines += [f"10.4.7.12 | {OOM}"]
+    assert explained(*lines).host == "10.4.7.12"
+    assert explained(*(f"{n:>6}  {line}" for n, line in enumerate(lines, 1))).host == "10.4.7.12"
+
+
 def test_the_fields_of_a_description_are_no_hosts() -> None:
     """`kubectl describe` puts a word and a colon before each line, as pdsh does with hosts."""
     finding = explained(
