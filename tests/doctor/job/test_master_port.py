@@ -86,6 +86,12 @@ def test_ports_that_are_none(port: str, outcome: State, words: str) -> None:
     assert mended_port(result) == [OK]
 
 
+@pytest.mark.parametrize(("port", "says"), [(1023, True), (1024, False)])
+def test_privileged_ports(port: int, *, says: bool) -> None:
+    """Only root may open a port below 1024."""
+    assert ("is privileged" in texts(results("master-port", port_job(port)))) == says
+
+
 def test_reserved_port(tmp_path: Path) -> None:
     """A port that the administrator reserved is not one that a connection may take."""
     settings = tmp_path / "sys/net/ipv4"

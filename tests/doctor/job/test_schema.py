@@ -38,8 +38,8 @@ spec:
     template:
       spec:
         completionMode: Indexed
-        completions: 8
-        parallelism: 8
+        completions: 11
+        parallelism: 11
         template: {spec: {containers: [{name: a, image: a}]}}
 """
 
@@ -95,9 +95,9 @@ def test_templates_and_unknown_fields() -> None:
     assert not said(JOB.replace("[{name: A, value: b}]", in_order))
 
 
-@pytest.mark.parametrize(("length", "is_told"), [(45, False), (46, True)])
+@pytest.mark.parametrize(("length", "is_told"), [(44, False), (45, True)])
 def test_names_of_pods(length: int, *, is_told: bool) -> None:
-    """JobSet makes NAME-trainer-0-7-xxxxx, which has 18 characters more, of at most 63."""
+    """JobSet makes NAME-trainer-0-10-xxxxx, which has 19 characters more, of at most 63."""
     assert ("63 are allowed" in said(JOBSET.replace("NAME", "n" * length))) == is_told
 
 
