@@ -99,6 +99,8 @@ _OF_ORIGIN = {"rank", "rank_mpi", "local", "host_pod", "host_mpi", "host", "task
 """Groups of prefixes that say where a line comes from, and begin no record."""
 MIN_WIDTH, MAX_WIDTH = 60, 1000
 """Widths in characters at which terminals and loggers wrap lines."""
+_FEW = 20
+"""Number of lines that show that nothing stands before all."""
 _FULL = 2
 """Number of lines of the greatest length, each with a rest after it, that shows a log to be
 wrapped."""
@@ -269,26 +271,32 @@ class Splitter:
         expression = ""
         for _ in range(MAX_PREFIXES):
             rest = [line for line in map(self.unmarked, sample) if line.strip()]
-            if len(rest) <= ENOUGH or self._have_prefixes(rest) or are_of_tasks(rest):
+            # What the first few lines do not share, all do not: most logs end here.
+            if len(rest) <= ENOUGH or self._before(rest[:_FEW]) is None:
                 return
-            names = [name_at(line, 0) for line in rest]
-            if is_column(names) and len({name["host"] for name in names if name}) > 1:
+            if self._have_prefixes(rest) or are_of_tasks(rest):
                 return
-            alike = self._name_before(names) or mark_before(rest)
+            alike = self._before(rest)
             if alike is None:
                 return
+            name = name_at(rest[0], 0)
+            if name is not None and alike.startswith(re.escape(name[0].rstrip())):
+                self.column = name["host"]
             expression += alike
             self._mark = re.compile(expression)
 
-    def _name_before(self, found: Sequence[re.Match[str] | None]) -> str | None:
-        """Return an expression for the name in a column before all lines, which may be that of the
-        program; None without one, or if there are several.
+    @staticmethod
+    def _before(lines: Sequence[str]) -> str | None:
+        """Return an expression for what stands before all lines: a single name, which may be that
+        of the program, or a mark; None without one, or if there are several names.
         """
-        name = found[0]
-        if name is None or any(one is None or one[0] != name[0] for one in found):
+        names = [name_at(line, 0) for line in lines]
+        several = {name and name[0] for name in names}
+        if len(several) == 1 and (name := names[0]):
+            return ended(re.escape(name[0].rstrip()), name[0])
+        if is_column(names) and len({name["host"] for name in names if name}) > 1:
             return None
-        self.column = name["host"]
-        return ended(re.escape(name[0].rstrip()), name[0])
+        return mark_before(lines)
 
     def _have_prefixes(self, lines: Iterable[str]) -> bool:
         """Return whether more than a few lines have a prefix of a known form."""

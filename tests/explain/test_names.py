@@ -547,3 +547,17 @@ def test_a_gpu_that_the_kernel_names_is_that_of_the_rank_on_it(
     finding = explained(*chatter, *seats, hung, f"==> dmesg ({host}) <==", kernel)
     assert finding.slug == "gpu-lost"
     assert (finding.host, finding.ranks) == ("gpu-7", ranks)
+
+
+@pytest.mark.parametrize("factor", [1, 1000, 1_000_000])
+def test_a_number_is_a_time_of_its_magnitude(factor: int) -> None:
+    """In seconds, as Fluent Bit has it, milliseconds, or microseconds, as journald has it."""
+    record = {"ts": 1_767_607_200 * factor, "host": "gpu-7", "msg": OOM}
+    assert explained(json.dumps(record)).time == 1_767_607_200
+
+
+def test_an_answer_has_one_reason_against_each_symptom() -> None:
+    """Of victims that say the same, one is enough."""
+    lost = "[rank{}]: RuntimeError: NCCL error: remote process exited or there was a network error"
+    finding = explained("[rank1]: " + OOM, *(lost.format(rank) for rank in (2, 3, 4)))
+    assert len(finding.against) == 1
