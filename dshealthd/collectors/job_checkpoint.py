@@ -116,12 +116,12 @@ class JobCheckpoint(Collector):
         """
         for process in _own(members)[-CANDIDATES:][::-1]:
             try:
-                found = find_page(self.host, process.pid)
+                page = find_page(self.host, process.pid)
             except OSError:  # it has ended, or access is denied, which open_files reports
                 continue
-            if found is not None:
-                with open(found[0], "rb") as page:
-                    return process, page.read(PAGE)
+            if page is not None:
+                with open(page[0], "rb") as file:
+                    return process, file.read(PAGE)
         return None
 
 

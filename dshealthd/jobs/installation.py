@@ -254,8 +254,6 @@ def process_prefixes(place: str, environment: Mapping[str, str], site: str | Non
     """
     program = os.fsdecode(read_bytes(f"{place}/cmdline", 4096).partition(b"\0")[0])
     # A virtual environment's interpreter is a link, which only this name shows.
-    if not program.startswith("/") and "/" in program:
-        program = os.path.join(os.readlink(f"{place}/cwd"), program)
     yield from _prefix(program)
     yield from (
         value
@@ -268,7 +266,7 @@ def process_prefixes(place: str, environment: Mapping[str, str], site: str | Non
 
 
 def _prefix(program: str) -> Iterator[str]:
-    """Yield the prefix of a Python program's path, if it is one."""
+    """Yield the prefix of a Python program's path, if it is one: relative, if the path is."""
     directory, _, name = program.rpartition("/")
-    if directory.startswith("/") and directory.endswith("/bin") and name.startswith("python"):
+    if directory.endswith("/bin") and name.startswith("python"):
         yield directory.removesuffix("/bin")

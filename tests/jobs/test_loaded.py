@@ -115,7 +115,9 @@ def test_activated_environment(tmp_path: Path) -> None:
 def test_interpreter_by_a_relative_path(tmp_path: Path) -> None:
     """Started as `venv/bin/python`, it is the one below the directory that the process is in."""
     place = directory(tmp_path, "", b"venv/bin/python\0train.py\0")
-    (place / "cwd").symlink_to("/opt")
+    root = (place / "root").rename(tmp_path / "container")
+    (place / "root").symlink_to(root)
+    (place / "cwd").symlink_to(root / "opt")
     assert read(place)["deepspeed"] == "0.14.4"
 
 

@@ -47,6 +47,7 @@ OWN = {
 SINGLE = {
     "collectors/disk.py": ("place",),  # procfs and sysfs
     "collectors/job_activity.py": ("place",),  # procfs
+    "collectors/job_checkpoint.py": ("page[0]",),  # a descriptor of a heartbeat page
     # a fixed file of the node; driver/nvidia/gpus
     "collectors/nccl_inspector.py": ("self.host.root(SITE_PLUGIN)", "place"),
     # fixed paths of the node; of the node
