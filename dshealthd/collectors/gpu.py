@@ -190,7 +190,7 @@ class GpuTelemetry(GpuCollector):
         """Yield the vital signs of one GPU: temperature, power, clocks, memory."""
         labels = gpu.labels
         fields = dict(zip(_FIELDS, device.fields(_ASKED), strict=True))
-        yield from self._constants(labels, device)
+        yield from device.constants(self.name, lambda: self._constants(labels, device))
         yield from self._modes(labels, device)
         yield from self._heat(labels, device, fields)
         yield from self._power(labels, device)
