@@ -212,7 +212,7 @@ def _is_shared(root: Event, ranks: Sequence[int], says: str, case: Case) -> bool
     """Return whether no single host is a cause's: where all ranks, or several hosts, say the same,
     where one only waits, or noticed that another is gone, and where its ranks are on several.
     """
-    if len({case.identities.host(rank) for rank in ranks} - {None}) > 1:
+    if len({case.identities.host(rank) for rank in ranks or root.ranks} - {None}) > 1:
         return True
     if says.endswith((ON_ALL, ALIKE)):
         return True

@@ -358,6 +358,38 @@ def test_what_failed_on_a_host_struck_the_ranks_that_failed_there(
     assert (finding.ranks, finding.host) == (ranks, "gpu-13")
 
 
+BROKEN = (
+    "kernel: NVRM: Xid (PCI:0000:61:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error "
+    "detected on link 6(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)"
+)
+STOPPED = "kernel: NVRM: Xid (PCI:0000:61:00): 45, pid=4713, name=python3, Ch 0000001b"
+
+
+@pytest.mark.parametrize(
+    ("lines", "ranks"),
+    [
+        ((STOPPED,), (3,)),
+        (
+            ("trainer: [rank3]: RuntimeError: CUDA error: uncorrectable NVLink error detected",),
+            (3,),
+        ),
+        ((), (0, 2)),
+    ],
+)
+def test_a_fault_of_a_host_struck_no_rank_that_only_followed(
+    lines: tuple[str, ...], ranks: tuple[int, ...]
+) -> None:
+    """Neither where the kernel names the process of one, nor where one failed of its own."""
+    seats = [f"trainer: [rank{rank}] pid={4710 + rank} local_rank={rank} up" for rank in range(6)]
+    failed = (
+        "trainer: [rank{}]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, "
+    )
+    failed += "unhandled cuda error, NCCL version 2.26.2"
+    said = (*seats, BROKEN, *lines, *(failed.format(rank) for rank in (0, 2)))
+    finding = explained(*(f"Oct  2 18:02:11 gpu-13 {one}" for one in said))
+    assert (finding.slug, finding.host, finding.ranks) == ("bad-link", "gpu-13", ranks)
+
+
 @pytest.mark.parametrize(
     ("form", "host"),
     [
@@ -391,6 +423,19 @@ def test_where_several_hosts_say_the_same_none_is_named() -> None:
     lines = [f"srun: error: gpu-{n}: task {n}: Exited with exit code 1" for n in (12, 13)]
     assert explained("torchrun", lines[0]).host == "gpu-12"
     assert explained("torchrun", *lines).host is None
+
+
+@pytest.mark.parametrize(("form", "first"), [("gpu-{}: {}", 12), ("{}: slurmstepd: {}", 1)])
+def test_what_no_pattern_knows_is_of_no_host_where_several_say_it(form: str, first: int) -> None:
+    """Not even of the one that says it first: what they share is to blame."""
+    numbers = range(first, first + 3)
+    begin = [form.format(n, "begin") for n in numbers] * 3
+    said = [form.format(n, "error: cannot import the image of the job") for n in numbers]
+    ends = [f"srun: error: gpu-{n + 11}: task {n}: Exited with exit code 1" for n in numbers]
+    ends = ends if first == 1 else []
+    one, several = explained(*begin, said[0], *ends), explained(*begin, *said, *ends)
+    assert (one.statement, one.host) == (several.statement, "gpu-12")
+    assert several.host is None
 
 
 @pytest.mark.parametrize(
