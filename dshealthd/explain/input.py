@@ -349,7 +349,7 @@ def lines(text: str) -> list[str]:
     prefix = f"{when} " if when else ""
     if when and isinstance(host, str) and host.replace("-", "").replace(".", "").isalnum():
         prefix += f"{host} json: "
-    rank = next((record[name] for name in _RANKS if name in record), None)
+    rank = next((where[name] for name in _RANKS if name in where), None)
     if str(rank).isdecimal():
         prefix += f"[rank{rank}]: "
     said = [message.rstrip("\n"), *(str(record[name]) for name in _REASONS if record.get(name))]

@@ -91,6 +91,26 @@ def test_a_rank_that_lost_nobody_says_why_it_was_lost(who: str, *, says_why: boo
     assert finding.outcome == ("found" if says_why else "undecided")
 
 
+READS = "[rank3]: WARNING: timeout of store-2 while reading shard 7, try {}"
+
+
+@pytest.mark.parametrize(
+    ("tries", "after", "is_reason"),
+    [(3, (), True), (2, (), False), (3, (STEP,), False)],
+)
+def test_what_a_rank_said_over_and_over_held_it(
+    tries: int, after: tuple[str, ...], *, is_reason: bool
+) -> None:
+    """It is what the others waited for; not if a step was made after it."""
+    reads = [READS.format(number) for number in range(tries)]
+    hung = [CAUGHT.format(rank) for rank in range(3)]
+    ends = [line.replace("Watchdog", "what(): Watchdog") for line in hung]
+    late = "2026-08-03 19:50:51 [rank3]: still here"
+    finding = explained("WORLD_SIZE=4", STEP, *reads, *after, *hung, *ends, late)
+    assert finding.ranks == (3,)
+    assert ("reading shard 7" in finding.statement) == is_reason
+
+
 def test_a_hang_without_a_culprit_is_undecided() -> None:
     """All waited alike: what for, these lines do not say; a rank that is missing is found."""
     names = "WORLD_SIZE=4"

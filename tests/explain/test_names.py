@@ -128,6 +128,9 @@ def test_a_record_in_json_has_a_rank() -> None:
     finding = explained(json.dumps(record))
     assert (finding.ranks, finding.host) == ((5,), "gpu-7")
     assert explained(json.dumps({**record, "rank": "all"})).ranks == ()
+    labels = {"host": record.pop("host"), "rank": str(record.pop("rank"))}
+    finding = explained(json.dumps({**record, "labels": labels}))
+    assert (finding.ranks, finding.host) == ((5,), "gpu-7")
 
 
 def test_the_labels_of_a_collector_say_where_a_line_is_from() -> None:
