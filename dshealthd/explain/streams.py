@@ -237,7 +237,8 @@ class Splitter:
         ]
         if is_column(ranked):
             self.ranked = frozenset(same_digits(match[0]) for match in ranked if match)
-            ranks, hosts = ({one[key] for one in ranked if one} for key in ("rank", "host"))
+            ranks = {one["rank"] or one["rank_2"] for one in ranked if one}
+            hosts = {one["host"] or one["host_3"] for one in ranked if one}
             self.has_hosts = len(hosts) < len(ranks)
         tasks = [TASK.match(line, at) for line, at in zip(sample, begins, strict=True)]
         self.has_tasks = is_column(tasks) and any(

@@ -413,6 +413,24 @@ def test_a_collector_puts_a_pod_before_each_line(form: str, host: str | None) ->
     assert explained(*(form.format("job-pod-1", text) for _, text in said)).host is None
 
 
+@pytest.mark.parametrize(
+    ("form", "ranks", "host"),
+    [
+        ("2026-01-05 10:00:00,500 gpu-{0} r{1:02d} {2}", (11,), "gpu-13"),
+        ("gpu-{0} r{1} {2}", (11,), "gpu-13"),
+        ("r{1} {2}", (), None),  # a round, a replica, a request
+    ],
+)
+def test_a_rank_of_one_letter_is_one_beside_a_host(
+    form: str, ranks: tuple[int, ...], host: str | None
+) -> None:
+    """In a column of hosts, each of which has several."""
+    seats = [(12, 3), (12, 7), (13, 9), (13, 11)] * 2
+    said = [(*seat, "INFO step 1 loss 2.1") for seat in seats] + [(13, 11, OOM)]
+    finding = explained(*(form.format(*one) for one in said))
+    assert (finding.ranks, finding.host) == (ranks, host)
+
+
 def test_a_pod_is_known_by_its_host_name_too() -> None:
     """Kubernetes appends five characters to it where a job makes pods."""
     pod = "Successfully assigned ml/trainer-0-x7k2m to gpu-12"
