@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dshealthd.explain.events import Origin
     from dshealthd.explain.facts import Recognized
 
-_BEFORE = re.compile(r"\[?([\w][\w.-]*\w)[\]@ ]")
+_BEFORE = re.compile(r"\[?([\w][\w.-]*\w)[\]@: ]")
 _WORD = re.compile(r"\w[\w.-]*\w")
 _MADE_FOR_A_JOB = re.compile(r"-[a-z\d]{5}$")
 _TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
@@ -146,7 +146,8 @@ class Identities:
             logs[PurePath(facts.name).name].append(number)
         for seat in found.seats:
             origin = seat.origin._replace(rank=seat.rank, local=seat.local, host=seat.host)
-            own = self.rank(origin)
+            is_of_rank = seat.rank is not None or seat.local is not None
+            own = self.rank(origin) if is_of_rank else None
             self.place(own, seat.host)
             if own is None:
                 continue

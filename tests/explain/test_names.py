@@ -86,6 +86,36 @@ def test_a_part_of_a_text_is_of_the_host_over_it(above: str, host: str | None) -
     assert (finding.outcome, finding.host) == ("found", host)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "host"),
+    [
+        ("[gpu-12] $ dmesg -T | tail -2", "gpu-12"),
+        ("ops@gpu-12:~$ sudo dmesg", "gpu-12"),
+        ("[root@gpu-12 ~]# journalctl -k", "gpu-12"),
+        ("[root@gpu-12 ~]# cat kernel.log", None),
+        ("[admin] $ dmesg", None),
+        ("root@7c1f0e9a2b3d:/# dmesg", None),  # a container's number
+    ],
+)
+def test_the_kernel_that_is_asked_is_that_of_the_prompt(prompt: str, host: str | None) -> None:
+    """Whether or not another line knows that host; other commands may show any host's."""
+    assert explained("the table:", prompt, FAULT).host == host
+
+
+@pytest.mark.parametrize(
+    ("end", "host"),
+    [
+        ("pdsh@mgr: ml-b: ssh exited with exit code 1", "ml-b"),
+        ("pdsh@mgr: ml-c: mcmd: connect failed: Connection timed out", None),
+        ("pdsh@mgr: caught a signal", None),
+    ],
+)
+def test_pdsh_says_which_word_is_a_host(end: str, host: str | None) -> None:
+    """A name without a number may be any word, unless it stands where only a host can."""
+    finding = explained("ml-a: [rank0]: step 1", f"ml-b: [rank3]: {OOM}", end)
+    assert (finding.ranks, finding.host) == ((3,), host)
+
+
 def test_the_next_heading_ends_a_part() -> None:
     """Whoever it names: what follows it is no longer of the first host."""
     assert explained(KNOWN, OTHER, "## gpu-12", "up 3 days", "## the job", FAULT).host is None
