@@ -47,6 +47,8 @@ class Identities:
         """Ranks by pid, by the host and the PCI address of their GPU, and by their log."""
         self._hosts: dict[int, set[str]] = defaultdict(set)
         """Hosts by rank."""
+        self._alone: dict[str | None, int] = {}
+        """The rank of each host, if each of all ranks has a host of its own."""
         self._names: dict[str, str] = {}
         """Names of hosts that stand where only a host can stand, by their first part."""
         self._launched: set[str] = set()
@@ -94,6 +96,9 @@ class Identities:
             for _, heading in facts.headings:
                 self.place(None, heading.host)
         self._learn_seats()
+        if len(self._hosts) == found.world:
+            own = {only(self._hosts.get(rank, set())): rank for rank in range(found.world)}
+            self._alone = own if len(own) == found.world and None not in own else {}
 
     def _is_one_node(self) -> bool:
         """Return whether nothing shows that there are several nodes: no launchers, hosts, node that
@@ -218,7 +223,10 @@ class Identities:
                 return next(iter(beside))
         if origin.task is not None and not self.is_node(origin.source, origin.task):
             return origin.task
-        return only(self._ranks.get(("log", origin.source), set()))
+        own = only(self._ranks.get(("log", origin.source), set()))
+        if own is None and origin.host is not None:
+            own = self._alone.get(short(self.node(origin.host)))
+        return own
 
     def home(self, origin: Origin) -> str | None:
         """Return the host that a line comes from, by its prefixes; None if unknown."""

@@ -24,7 +24,7 @@ _SPOKEN = re.compile(
 """A rank in the text of a line; that in another group than the default one is not the job's."""
 _SAID = re.compile(
     r"(?:(?:^|[:(,|=\]] *|\b(?:on|with|process|[Gg]lobal|MCW|[Ww]orker|[Cc]ontainer) )"
-    r"(?:[Rr]ank|RANK)(?:[ =]| id[:=])|\b(?:global_)?rank=)"
+    r"(?:[Rr]ank|RANK)(?:[ =]| id[:=])|\b(?:(?:global_)?rank|process_index)=)"
     r"(?P<rank>\d{1,6})\b(?![-.]\d|,? (?:and|or|to) )"
 )
 _ANY_RANK = re.compile(r"\branks?\b", re.IGNORECASE)
@@ -86,7 +86,7 @@ _ON_NODE = re.compile(
 """A pod and its node, as the scheduler says, and in the wide table of kubectl."""
 _BESIDE = re.compile(
     r"[Rr]ank\b.*\b(?:pid|PID|node|host|busId|log|bound)|(?:pid|node|host|process).*[Rr]ank\b"
-    r"|RANK .*PID|[Rr]ank.*(?:\(: |\{['\"]| \w.*\|.*[Rr]ank )"
+    r"|RANK .*PID|process_index=|[Rr]ank.*(?:\(: |\{['\"]| \w.*\|.*[Rr]ank )"
 )
 _ROW = re.compile(r"Successfully assigned |^\S+ +/ +[A-Z]|^pdsh@")
 """Lines without their digits that may say what belongs together: a rank and more, or a pod; or

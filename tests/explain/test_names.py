@@ -461,6 +461,21 @@ def test_a_rank_of_one_letter_is_one_beside_a_host(
     assert (finding.ranks, finding.host) == (ranks, host)
 
 
+@pytest.mark.parametrize(
+    ("world", "pods", "ranks"),
+    [(3, 3, (2,)), (6, 3, ()), (3, 2, ())],  # three more ranks may be anywhere
+)
+def test_the_only_rank_of_a_host_is_that_of_all_its_lines(
+    world: int, pods: int, ranks: tuple[int, ...]
+) -> None:
+    """If each of all ranks has a host of its own, as JAX's processes have."""
+    said = [(rank % pods, f"process_index={rank} process_count={world}") for rank in range(3)]
+    said += [(pod, "loads the data") for pod in range(pods)] * 2
+    said += [(2 % pods, "ValueError: a wrong label")]
+    finding = explained(*(f"job-pod-{pod} train {text}" for pod, text in said))
+    assert (finding.ranks, finding.host) == (ranks, f"job-pod-{2 % pods}")
+
+
 def test_a_pod_is_known_by_its_host_name_too() -> None:
     """Kubernetes appends five characters to it where a job makes pods."""
     pod = "Successfully assigned ml/trainer-0-x7k2m to gpu-12"
