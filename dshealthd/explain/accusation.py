@@ -178,15 +178,15 @@ def _struck(root: Event, case: Case) -> list[int]:
     known = [*(identities.of_pid(int(pid)) for pid in pids if pid), *(one.rank for one in beneath)]
     if any(rank is not None for rank in known):
         return sorted({rank for rank in known if rank is not None})
-    failing = [
-        event
+    failing = {
+        (event.rank, event.slug in _OF_PEERS)
         for event in (*case.causes, *case.consequences)
         if event is not root and event.rank is not None and event.slug not in _LOST
         and (event.layer in _OF_RANKS or (event.frames and event.pattern != _ENDED))
-    ]  # fmt: skip
+    }  # fmt: skip
     # A collective fails in every rank when it does in one.
-    own = {event.rank for event in failing if event.slug not in _OF_PEERS}
-    failed = own or {event.rank for event in failing}
+    failed = {rank for rank, is_of_peers in failing if not is_of_peers}
+    failed = failed or {rank for rank, _ in failing}
     there = {rank for rank in failed if identities.is_on(rank, root.host)}
     if root.layer == "hardware" and len(failed) == 1 and not any(map(identities.host, failed)):
         there = failed

@@ -97,8 +97,8 @@ class Identities:
                 self.place(None, heading.host)
         self._learn_seats()
         if len(self._hosts) == found.world:
-            own = {only(self._hosts.get(rank, set())): rank for rank in range(found.world)}
-            self._alone = own if len(own) == found.world and None not in own else {}
+            by = {only(self._hosts.get(rank, set())): rank for rank in range(found.world)}
+            self._alone = by if len(by) == found.world and None not in by else {}
 
     def _is_one_node(self) -> bool:
         """Return whether nothing shows that there are several nodes: no launchers, hosts, node that
@@ -223,10 +223,10 @@ class Identities:
                 return next(iter(beside))
         if origin.task is not None and not self.is_node(origin.source, origin.task):
             return origin.task
-        own = only(self._ranks.get(("log", origin.source), set()))
-        if own is None and origin.host is not None:
-            own = self._alone.get(short(self.node(origin.host)))
-        return own
+        of_log = only(self._ranks.get(("log", origin.source), set()))
+        if of_log is not None or origin.host is None:
+            return of_log
+        return self._alone.get(short(self.node(origin.host)))
 
     def home(self, origin: Origin) -> str | None:
         """Return the host that a line comes from, by its prefixes; None if unknown."""
