@@ -94,6 +94,7 @@ def test_a_part_of_a_text_is_of_the_host_over_it(above: str, host: str | None) -
         ("[root@gpu-12 ~]# journalctl -k", "gpu-12"),
         ("[root@gpu-12 ~]# cat kernel.log", None),
         ("[admin] $ dmesg", None),
+        ("[gpu-12] # dmesg", None),  # a comment
         ("root@7c1f0e9a2b3d:/# dmesg", None),  # a container's number
     ],
 )
