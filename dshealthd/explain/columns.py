@@ -25,7 +25,8 @@ RANKED = re.compile(
     r"(?:global[ _-]?)?(?:[Rr]ank|RANK)[ :=_-]{0,2}(?P<rank>\d{1,6})(?:/\d{1,6})?"
     r"(?:[ ,]{1,2}host=(?P<host_2>[\w.-]+))?"
     r"(?:[\])>:|]{1,2}| [|>-](?= )|(?= \w+=))(?:[ ]|$|(?=\[))"
-    r"|(?P<host_3>[A-Za-z][\w.-]{0,62}\d[\w.-]{0,62})[ ]r(?P<rank_2>\d{1,6})(?:[ ]|$)"
+    r"|(?P<host_3>[A-Za-z][\w.-]{0,62}\d[\w.-]{0,62}|\d{1,3}(?:\.\d{1,3}){3})"
+    r"[ ]r(?P<rank_2>\d{1,6})(?:[ ]|$)"
 )
 """A rank before every line, as any logger may put it, and a host beside it."""
 NODE = re.compile(
