@@ -187,6 +187,7 @@ def test_an_error_that_the_run_went_on_after_is_no_cause(tmp_path: Path) -> None
         ("[10:00:49] it {:5d}/7000 psnr=18.00 lr=1.00e-03", 10, "nothing"),
         ("[10:00:49] it {:5d}/7000 psnr=18.00 lr=1.00e-03", 9, "found"),
         ("[10:00:49] try {:5d}/7000 of the same", 10, "found"),
+        ("[10:00:49] batch {} of the probe", 10, "nothing"),
     ],
 )
 def test_a_process_that_works_on_had_caught_its_error(form: str, count: int, outcome: str) -> None:

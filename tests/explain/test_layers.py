@@ -139,6 +139,7 @@ def test_who_sent_a_signal_is_known_of_a_keyboard_and_a_terminal(number: int, ou
     ("line", "outcome"),
     [
         ("error: job 7 terminated due to quota exhaustion of group ml", "found"),
+        ("error: job 7 terminated due to a quota failure", "found"),
         ("error: job 7 terminated due to signal 15", "undecided"),
         ("error: job 7 terminated due to one or more job failures", "undecided"),
         ("error: job 7 terminated, possibly due to quota exhaustion", "undecided"),
