@@ -206,7 +206,7 @@ def _place_statements(case: Case) -> None:
         elif None in who:  # whose it is, besides, is unknown
             kept.event.rank = None
         if len({identities.home(origin) for origin in kept.origins} - {None}) > 1:
-            kept.event.host = None
+            kept.event.host, kept.event.is_of_several = None, True
 
 
 def _merge(events: Sequence[Event]) -> None:

@@ -673,3 +673,13 @@ def test_an_answer_has_one_reason_against_each_symptom() -> None:
     lost = "[rank{}]: RuntimeError: NCCL error: remote process exited or there was a network error"
     finding = explained("[rank1]: " + OOM, *(lost.format(rank) for rank in (2, 3, 4)))
     assert len(finding.against) == 1
+
+
+def test_what_several_pods_say_is_of_no_pod() -> None:
+    """As if the image of all of them lacks something."""
+    form = "[pod/job-{}/pytorch] {}"
+    begin = [form.format(pod, "begin") for pod in (0, 1, 2)] * 3
+    said = [form.format(pod, "error: cannot load the plug-in, pid 80") for pod in (0, 1, 2)]
+    one, several = explained(*begin, said[1]), explained(*begin, *said)
+    assert (one.statement, one.pod, one.pid) == (several.statement, "job-1", 80)
+    assert (several.host, several.pod, several.pid) == (None, None, None)
