@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 NEARLY_ALL = 0.9
 """Share of a file's first lines that must have what a collector puts before every line."""
-_SAMPLE = 0.6
+SAMPLE = 0.6
 """Share of a file's first lines that must begin with `77: `, or with a host, for it to be a prefix:
 launchers add lines of their own."""
 TASK = re.compile(r"[ ]*(?:(?P<task>\d{1,6}):|\[(?P<task_2>\d{1,6})\]:?)(?:[ ]|$)")
@@ -60,7 +60,7 @@ def name_at(line: str, begin: int) -> re.Match[str] | None:
 def is_column(found: Sequence[object]) -> bool:
     """Return whether most lines have something, but for what a launcher prints before and after."""
     having = [number for number, one in enumerate(found) if one is not None]
-    return len(having) > 1 and len(having) >= _SAMPLE * (having[-1] + 1 - having[0])
+    return len(having) > 1 and len(having) >= SAMPLE * (having[-1] + 1 - having[0])
 
 
 def are_of_tasks(lines: Sequence[str]) -> bool:

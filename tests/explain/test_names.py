@@ -675,6 +675,19 @@ def test_an_answer_has_one_reason_against_each_symptom() -> None:
     assert len(finding.against) == 1
 
 
+@pytest.mark.parametrize(
+    ("head", "tail", "host"), [(6, 0, "job-pod-1"), (7, 0, None), (0, 2, None)]
+)
+def test_a_batch_script_may_print_before_a_collector_does(
+    head: int, tail: int, host: str | None
+) -> None:
+    """Less than what has a pod and a container before it: other lines may begin with two words."""
+    said = [f"job-pod-{n % 2} trainer step {n}" for n in range(8)]
+    error = "job-pod-1 trainer ValueError: a wrong label"
+    finding = explained(*["loading modules"] * head, *said, error, *["the end"] * tail)
+    assert finding.host == host
+
+
 def test_what_several_pods_say_is_of_no_pod() -> None:
     """As if the image of all of them lacks something."""
     form = "[pod/job-{}/pytorch] {}"
