@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from dshealthd.explain.events import Origin
     from dshealthd.explain.facts import Recognized
 
-_BEFORE = re.compile(r"\[?([\w][\w.-]*\w)[\]@: ]")
+_BEFORE = re.compile(r'(?:\{"\w+": ?")?\[?([\w][\w.-]*\w)[\]@: ]')
+"""What a line begins with, or the message of a container's record in JSON."""
 _WORD = re.compile(r"\w[\w.-]*\w")
 _MADE_FOR_A_JOB = re.compile(r"-[a-z\d]{5}$")
 _TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")

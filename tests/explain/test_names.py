@@ -113,8 +113,10 @@ def test_the_kernel_that_is_asked_is_that_of_the_prompt(prompt: str, host: str |
 )
 def test_pdsh_says_which_word_is_a_host(end: str, host: str | None) -> None:
     """A name without a number may be any word, unless it stands where only a host can."""
-    finding = explained("ml-a: [rank0]: step 1", f"ml-b: [rank3]: {OOM}", end)
-    assert (finding.ranks, finding.host) == ((3,), host)
+    lines = ("ml-a: [rank0]: step 1", f"ml-b: [rank3]: {OOM}", end)
+    for said in (lines, [json.dumps({"log": f"{line}\n"}) for line in lines]):
+        finding = explained(*said)
+        assert (finding.ranks, finding.host) == ((3,), host)
 
 
 def test_the_next_heading_ends_a_part() -> None:
