@@ -171,19 +171,22 @@ def _struck(root: Event, case: Case) -> list[int]:
     beneath = [
         one
         for one in case.told
-        if one.layer == "hardware"
+        if (one.layer == "hardware" or one.of_kernel)
         and (are_near(one, root) or (one.slug, one.host) == (root.slug, root.host))
     ]
     pids = (named(one.place.quote).get("pid") for one in beneath)
     known = [*(identities.of_pid(int(pid)) for pid in pids if pid), *(one.rank for one in beneath)]
     if any(rank is not None for rank in known):
         return sorted({rank for rank in known if rank is not None})
-    failed = {
-        event.rank
+    failing = {
+        (event.rank, event.slug in _OF_PEERS)
         for event in (*case.causes, *case.consequences)
         if event is not root and event.rank is not None and event.slug not in _LOST
         and (event.layer in _OF_RANKS or (event.frames and event.pattern != _ENDED))
     }  # fmt: skip
+    # A collective fails in every rank when it does in one.
+    failed = {rank for rank, is_of_peers in failing if not is_of_peers}
+    failed = failed or {rank for rank, _ in failing}
     there = {rank for rank in failed if identities.is_on(rank, root.host)}
     if root.layer == "hardware" and len(failed) == 1 and not any(map(identities.host, failed)):
         there = failed

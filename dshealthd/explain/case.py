@@ -189,16 +189,24 @@ def _place(case: Case, year: int) -> None:
             event.time = case.when(event.stamp)
         if event.rank is not None:
             case.seen |= {event.rank, *event.ranks}
-    for kept in (kept for facts in found.sources for kept in facts.statements):
+    _place_statements(case)
+    for failure in found.failures:
+        if failure.rank is not None:
+            case.seen.add(failure.rank)
+
+
+def _place_statements(case: Case) -> None:
+    """Work out whose is what several processes said: of hosts that say the same, it is none's."""
+    identities = case.identities
+    for kept in (kept for facts in case.found.sources for kept in facts.statements):
         by = {origin: identities.rank(origin) for origin in kept.origins}
         who = {rank for origin, rank in by.items() if rank is not None or origin.labeled}
         if len(who) > 1 and None not in by.values():
             kept.event.ranks = tuple(sorted(rank for rank in who if rank is not None))
         elif None in who:  # whose it is, besides, is unknown
             kept.event.rank = None
-    for failure in found.failures:
-        if failure.rank is not None:
-            case.seen.add(failure.rank)
+        if len({identities.home(origin) for origin in kept.origins} - {None}) > 1:
+            kept.event.host, kept.event.is_of_several = None, True
 
 
 def _merge(events: Sequence[Event]) -> None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from dshealthd.explain import order, remarks
 from dshealthd.explain.events import Origin
+from dshealthd.explain.reading import CHATTER, cause, standing
 from dshealthd.explain.reading import PATTERN as STATED
-from dshealthd.explain.reading import cause, standing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,12 +60,21 @@ def candidates(case: Case) -> list[Event]:
 
 
 def holding(root: Event, rank: int, case: Case) -> Event | None:
-    """Return what a layer beneath says of the process or node of a rank for which others waited;
-    None if nothing.
+    """Return what a layer beneath says of the process or node of a rank for which others waited,
+    or else what the rank itself said over and over once nobody made progress; None if nothing.
     """
     held = replace(root, rank=rank, host=case.identities.host(rank), fields={}, weak=True)
     held.origin = Origin(root.origin.source)
-    return _beneath(held, case, _first_failure(case))
+    repeated = (
+        kept.event
+        for facts in case.found.sources
+        for kept in facts.statements
+        if (kept.event.rank, kept.remark.wraps) == (rank, False)
+        and kept.remark.weight >= remarks.HINTS
+        and kept.event.count >= CHATTER
+        and facts.alive < kept.event.last_order
+    )
+    return _beneath(held, case, _first_failure(case)) or next(repeated, None)
 
 
 def is_telling(event: Event, case: Case) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 NEARLY_ALL = 0.9
 """Share of a file's first lines that must have what a collector puts before every line."""
-_SAMPLE = 0.6
+SAMPLE = 0.6
 """Share of a file's first lines that must begin with `77: `, or with a host, for it to be a prefix:
 launchers add lines of their own."""
 TASK = re.compile(r"[ ]*(?:(?P<task>\d{1,6}):|\[(?P<task_2>\d{1,6})\]:?)(?:[ ]|$)")
@@ -25,6 +25,8 @@ RANKED = re.compile(
     r"(?:global[ _-]?)?(?:[Rr]ank|RANK)[ :=_-]{0,2}(?P<rank>\d{1,6})(?:/\d{1,6})?"
     r"(?:[ ,]{1,2}host=(?P<host_2>[\w.-]+))?"
     r"(?:[\])>:|]{1,2}| [|>-](?= )|(?= \w+=))(?:[ ]|$|(?=\[))"
+    r"|(?P<host_3>[A-Za-z][\w.-]{0,62}\d[\w.-]{0,62}|\d{1,3}(?:\.\d{1,3}){3})"
+    r"[ ]r(?P<rank_2>\d{1,6})(?:[ ]|$)"
 )
 """A rank before every line, as any logger may put it, and a host beside it."""
 NODE = re.compile(
@@ -58,7 +60,7 @@ def name_at(line: str, begin: int) -> re.Match[str] | None:
 def is_column(found: Sequence[object]) -> bool:
     """Return whether most lines have something, but for what a launcher prints before and after."""
     having = [number for number, one in enumerate(found) if one is not None]
-    return len(having) > 1 and len(having) >= _SAMPLE * (having[-1] + 1 - having[0])
+    return len(having) > 1 and len(having) >= SAMPLE * (having[-1] + 1 - having[0])
 
 
 def are_of_tasks(lines: Sequence[str]) -> bool:

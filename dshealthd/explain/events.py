@@ -131,6 +131,8 @@ class Event:
     ranks: tuple[int, ...] = ()
     """All its ranks, if its line names several."""
     host: str | None = None
+    is_of_several: bool = False
+    """Whether several hosts or pods say the same, so that it is of none of them."""
 
     def __post_init__(self) -> None:
         """It has occurred once."""

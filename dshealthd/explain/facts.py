@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 _WORLD = re.compile(
-    r"(?:\bworld[_ ]?size\W{1,4}|\bdist_world_size=|\bnranks |\bWORLD_SIZE\W{1,3})(\d{1,6})\b"
+    r"(?:\bworld[_ ]?size\W{1,4}|\bprocess_count=|\bdist_world_size=|\bnranks "
+    r"|\bWORLD_SIZE\W{1,3})(\d{1,6})\b"
 )
 _OWN_RANK = re.compile(r"\[(?:rank|Rank|RANK)[ :]?(\d{1,6})\]")
 """A rank that a process puts before its lines."""

@@ -146,10 +146,13 @@ def decide(found: Recognized, *, year: int) -> Finding:
     if root.layer == "launcher" and not ranks and not root.first:
         case.missing.append("the log of the rank that failed first: no log here has its error")
     _argue(root, ordered, case)
+    is_shared = _is_shared(root, ranks, says, case)
     beside = _beside(root, ranks, case)
+    if is_shared:  # of all that say it, the first is not to blame; their devices may be alike
+        beside = {"device": beside["device"]} if "device" in beside else {}
     host, gpu = _whereabouts(root, ranks, case)
     host = host or beside.get("host")
-    if _is_shared(root, ranks, says, case) or host == beside.get("pod"):
+    if is_shared or host == beside.get("pod"):
         host = None  # a collector's name of a pod is no host's
     if is_torn and root.origin.host is None:
         host = None
@@ -212,7 +215,8 @@ def _is_shared(root: Event, ranks: Sequence[int], says: str, case: Case) -> bool
     """Return whether no single host is a cause's: where all ranks, or several hosts, say the same,
     where one only waits, or noticed that another is gone, and where its ranks are on several.
     """
-    if len({case.identities.host(rank) for rank in ranks} - {None}) > 1:
+    hosts = {case.identities.host(rank) for rank in ranks or root.ranks} - {None}
+    if root.is_of_several or len(hosts) > 1:
         return True
     if says.endswith((ON_ALL, ALIKE)):
         return True

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from dshealthd.explain.events import Origin
     from dshealthd.explain.facts import Recognized
 
-_BEFORE = re.compile(r"\[?([\w][\w.-]*\w)[\]@ ]")
+_BEFORE = re.compile(r'(?:\{"\w+": ?")?\[?([\w][\w.-]*\w)[\]@: ]')
+"""What a line begins with, or the message of a container's record in JSON."""
 _WORD = re.compile(r"\w[\w.-]*\w")
 _MADE_FOR_A_JOB = re.compile(r"-[a-z\d]{5}$")
 _TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
@@ -47,6 +48,8 @@ class Identities:
         """Ranks by pid, by the host and the PCI address of their GPU, and by their log."""
         self._hosts: dict[int, set[str]] = defaultdict(set)
         """Hosts by rank."""
+        self._alone: dict[str | None, int] = {}
+        """The rank of each host, if each of all ranks has a host of its own."""
         self._names: dict[str, str] = {}
         """Names of hosts that stand where only a host can stand, by their first part."""
         self._launched: set[str] = set()
@@ -94,6 +97,9 @@ class Identities:
             for _, heading in facts.headings:
                 self.place(None, heading.host)
         self._learn_seats()
+        if len(self._hosts) == found.world:
+            by = {only(self._hosts.get(rank, set())): rank for rank in range(found.world)}
+            self._alone = by if len(by) == found.world and None not in by else {}
 
     def _is_one_node(self) -> bool:
         """Return whether nothing shows that there are several nodes: no launchers, hosts, node that
@@ -146,7 +152,8 @@ class Identities:
             logs[PurePath(facts.name).name].append(number)
         for seat in found.seats:
             origin = seat.origin._replace(rank=seat.rank, local=seat.local, host=seat.host)
-            own = self.rank(origin)
+            is_of_rank = seat.rank is not None or seat.local is not None
+            own = self.rank(origin) if is_of_rank else None
             self.place(own, seat.host)
             if own is None:
                 continue
@@ -217,7 +224,10 @@ class Identities:
                 return next(iter(beside))
         if origin.task is not None and not self.is_node(origin.source, origin.task):
             return origin.task
-        return only(self._ranks.get(("log", origin.source), set()))
+        of_log = only(self._ranks.get(("log", origin.source), set()))
+        if of_log is not None or origin.host is None:
+            return of_log
+        return self._alone.get(short(self.node(origin.host)))
 
     def home(self, origin: Origin) -> str | None:
         """Return the host that a line comes from, by its prefixes; None if unknown."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
+from dshealthd.explain.streams import ANSI
 from dshealthd.linux import regular_files
 
 if TYPE_CHECKING:
@@ -341,6 +342,7 @@ def lines(text: str) -> list[str]:
         message = bytes(message).decode("utf-8", "replace")
     if not isinstance(message, str):
         return [text]
+    message = ANSI.sub("", message)
     when = _time(next((record[name] for name in _TIMES if name in record), None))
     where = dict(record)
     for inner in (record.get("kubernetes"), record.get("labels")):  # as Fluent Bit and Loki add
@@ -349,7 +351,7 @@ def lines(text: str) -> list[str]:
     prefix = f"{when} " if when else ""
     if when and isinstance(host, str) and host.replace("-", "").replace(".", "").isalnum():
         prefix += f"{host} json: "
-    rank = next((record[name] for name in _RANKS if name in record), None)
+    rank = next((where[name] for name in _RANKS if name in where), None)
     if str(rank).isdecimal():
         prefix += f"[rank{rank}]: "
     said = [message.rstrip("\n"), *(str(record[name]) for name in _REASONS if record.get(name))]

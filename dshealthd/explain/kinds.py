@@ -117,7 +117,7 @@ class Kinds:
             begins=begins(line),
             is_stack=text.startswith("frame #"),
             opens=HEAD in text or text.startswith('  File "'),
-            ranks="rank" in text or "orld" in text or "WORLD" in text,
+            ranks=any(word in text for word in ("rank", "orld", "WORLD", "process_")),
             heads=names.heading(text) is not None,
             pairs=names.may_pair(template),
             launches="torch/distributed/elastic/" in text or "torchrun" in text,

@@ -24,7 +24,7 @@ _SPOKEN = re.compile(
 """A rank in the text of a line; that in another group than the default one is not the job's."""
 _SAID = re.compile(
     r"(?:(?:^|[:(,|=\]] *|\b(?:on|with|process|[Gg]lobal|MCW|[Ww]orker|[Cc]ontainer) )"
-    r"(?:[Rr]ank|RANK)(?:[ =]| id[:=])|\b(?:global_)?rank=)"
+    r"(?:[Rr]ank|RANK)(?:[ =]| id[:=])|\b(?:(?:global_)?rank|process_index)=)"
     r"(?P<rank>\d{1,6})\b(?![-.]\d|,? (?:and|or|to) )"
 )
 _ANY_RANK = re.compile(r"\branks?\b", re.IGNORECASE)
@@ -86,13 +86,17 @@ _ON_NODE = re.compile(
 """A pod and its node, as the scheduler says, and in the wide table of kubectl."""
 _BESIDE = re.compile(
     r"[Rr]ank\b.*\b(?:pid|PID|node|host|busId|log|bound)|(?:pid|node|host|process).*[Rr]ank\b"
-    r"|RANK .*PID|[Rr]ank.*(?:\(: |\{['\"]| \w.*\|.*[Rr]ank )"
+    r"|RANK .*PID|process_index=|[Rr]ank.*(?:\(: |\{['\"]| \w.*\|.*[Rr]ank )"
 )
-_ROW = re.compile(r"Successfully assigned |^\S+ +/ +[A-Z]")
-"""Lines without their digits that may say what belongs together: a rank and more, or a pod."""
+_ROW = re.compile(r"Successfully assigned |^\S+ +/ +[A-Z]|^pdsh@")
+"""Lines without their digits that may say what belongs together: a rank and more, or a pod; or
+that name a host."""
+_PDSH = re.compile(r"pdsh@[\w.-]{1,64}: (?P<host>[\w.-]{1,64}): \w+(?::| exited )")
+"""What pdsh says of one of its hosts, whatever form that has."""
 _HEADING = re.compile(
     r"(?:=+>|>{2,}|\#{1,6}|==|[-=*#]{3,}) ?(?P<title>[\w\[(/.].*)"
-    r"|(?P<prompt>\[[\w.@-]{2,60} [^\]]{1,80}\]|[\w.-]+@[\w.-]+:\S{1,80}|[\w.-]*\d[\w.-]*|)[$#] "
+    r"|(?P<prompt>\[[\w.@-]{2,60} [^\]]{1,80}\]|\[[\w.@-]{2,60}\] ?(?=\$)|[\w.-]+@[\w.-]+:\S{1,80}"
+    r"|[\w.-]*\d[\w.-]*|)[$#] "
     r"(?P<command>\w.*)"
     r"|(?:ok|changed|fatal|failed|unreachable|skipping): \[(?P<host>[\w.-]+)\]"
     r"|(?P<host_2>[\w.-]+) \| (?:CHANGED|FAILED|SUCCESS|UNREACHABLE)\b"
@@ -104,6 +108,9 @@ _READS = re.compile(
     r"\b(?:journalctl|dmesg|syslog|\w+d\.log|events?\b|describe|sinfo|scontrol)|/var/(?:log|adm)/"
 )
 """A command that prints what others than the job say, or a title of that."""
+_READS_OWN = re.compile(r"(?:sudo )?(?:dmesg|journalctl)\b")
+"""A command that prints what the kernel and the services of the prompt's own host say."""
+_OF_PROMPT = re.compile(r"\[?(?:[\w.-]+@)?(?P<host>[\w.-]+)")
 _ASKS = re.compile(r"\b(?:ssh|kubectl|oc|talosctl)\b")
 _FIRST_NODE = re.compile(r"\*\*\* (?:JOB|STEP) \S{1,60} ON ([\w.-]{1,64})")
 """A job's first node, which Slurm says whatever ended the job: a name, and no more."""
@@ -174,7 +181,8 @@ def may_pair(template: str) -> bool:
 
 
 def seats(text: str, origin: Origin, rank: int | None = None) -> list[Seat]:
-    """Return where a line says that ranks run; empty if it names no rank or nothing beside one.
+    """Return where a line says that ranks run; empty if it names no rank or nothing beside one. A
+    host without a rank is one of the job's.
 
     `rank` is that of its process, if known, unless it names another.
     """
@@ -187,6 +195,8 @@ def seats(text: str, origin: Origin, rank: int | None = None) -> list[Seat]:
             Seat(origin, one, one - first[host] if one + 1 in hosts else None, host=host)
             for one, host in hosts.items()
         ]
+    if match := _PDSH.match(text):
+        return [Seat(origin, host=match["host"])]
     local = _LOCAL.search(text)
     said = None if "[PG " in text else _SAID.search(text)
     if said is not None:
@@ -275,6 +285,13 @@ def heading(text: str) -> Heading | None:
         return None
     if host := match["host"] or match["host_2"]:
         return Heading(host=host)
+    own = (
+        _OF_PROMPT.match(match["prompt"] or "")
+        if _READS_OWN.match(match["command"] or "")
+        else None
+    )
+    if own and is_name_of_host(own["host"]):
+        return Heading(host=own["host"], is_foreign=True)
     said = match["title"] or match["alone"] or match["command"]
     if match["command"] and not _ASKS.search(said):  # other commands may speak of any host
         said = match["prompt"]

@@ -6,6 +6,7 @@ import re
 
 _PROGRESS = re.compile(
     r"\b(?:step|iter(?:ation)?|global[_ ]step|batch)\b['\"]?[\s=:#\[]{0,4}(?P<step>\d{1,9})\b"
+    r"|\bit[\s=:#\[]{1,8}\d{1,9}/\d"
     r"|\bepochs?\b['\"]?[\s=:#\[]{0,4}\d"
     r"|\b\d+/\d+ \[\d+:\d\d|\b(?:it/s|s/it)\b|\bloss\W{1,6}-?\d",
     re.IGNORECASE,
@@ -47,6 +48,7 @@ def find(text: str) -> re.Match[str] | None:
         or "epoch" in low
         or "batch" in low
         or "it/s" in low
+        or ("it" in low and "/" in low)
         or "s/it" in low
         or ("[" in low and "/" in low)
     )

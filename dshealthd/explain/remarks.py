@@ -81,9 +81,9 @@ _UNREAL = re.compile(
 """Failures counted as none, set as an option, or only spoken of as possible."""
 _HANDLED = re.compile(
     r"\b(?:ignor(?:ed|ing|e)|skip(?:ped|ping)?|retry(?:ing)?|retries|try(?:ing)? again|will try"
-    r"|fall(?:ing|s)?[ -]?back|recover(?:ed|ing)|corrected|non-?fatal|continu(?:e|es|ing)|instead"
-    r"|accepting|disabl(?:ed|ing)|by default|deprecat\w+|reconnect\w*|harmless|safely|warning"
-    r"|optional)\b",
+    r"|fall(?:ing|s)?[ -]?back|recover(?:ed|ing)|correct(?:ed|able)|non-?fatal|continu(?:e|es|ing)"
+    r"|instead|accepting|disabl(?:ed|ing)|by default|deprecat\w+|reconnect\w*|harmless|safely"
+    r"|warning|optional|EDAC \w+: \d+ CE)\b",  # the kernel's count of corrected errors
     re.IGNORECASE,
 )
 _ORDERLY = re.compile(

@@ -16,6 +16,7 @@ from dshealthd.explain.columns import (
     NEARLY_ALL,
     NODE,
     RANKED,
+    SAMPLE,
     TASK,
     are_of_tasks,
     ended,
@@ -237,7 +238,8 @@ class Splitter:
         ]
         if is_column(ranked):
             self.ranked = frozenset(same_digits(match[0]) for match in ranked if match)
-            ranks, hosts = ({one[key] for one in ranked if one} for key in ("rank", "host"))
+            ranks = {one["rank"] or one["rank_2"] for one in ranked if one}
+            hosts = {one["host"] or one["host_3"] for one in ranked if one}
             self.has_hosts = len(hosts) < len(ranks)
         tasks = [TASK.match(line, at) for line, at in zip(sample, begins, strict=True)]
         self.has_tasks = is_column(tasks) and any(
@@ -251,7 +253,10 @@ class Splitter:
             column = [one if one and one["container"] == container else None for one in found]
             names = {match["host"] for match in column if match}
             named = len(column) - column.count(None)
-            least = ENOUGH if container is None else max(ENOUGH, NEARLY_ALL * len(column))
+            least = float(ENOUGH)
+            if container is not None:  # two words that many a line may begin with
+                rest = len(column) - next(at for at, one in enumerate(column) if one)
+                least = max(least, NEARLY_ALL * rest, SAMPLE * len(column))
             if len(names) > 1 and named >= least and is_column(column):
                 self.nodes = frozenset(map(same_digits, filter(is_name_of_host, names)))
         self._width = self._wrapped_at(sample)

@@ -11,7 +11,7 @@ import pytest
 
 from dshealthd.explain import command
 from dshealthd.explain.flight_recorder import digest
-from dshealthd.explain.group_verdicts import judge_dumps
+from dshealthd.explain.group_verdicts import is_part_of_job, judge_dumps
 from tests.evidence.test_dump import dump, entry
 from tests.explain.explaining import explained, explained_paths, explained_text
 from tests.explain.watchdogs import Group, Rank, printed
@@ -283,3 +283,15 @@ def test_nobody_is_accused_of_silence_in_a_job_of_unknown_size(tmp_path: Path) -
     for head, wanted in (("", ()), ("world_size=2\n", (0,))):
         (tmp_path / "job.out").write_text(head + text)
         assert explained_paths(tmp_path / "job.out").ranks == wanted
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "is_part"),
+    [(5, 1, True), (4, 2, False), (8, 4, True), (8, 8, True), (16, 16, True), (32, 32, False),
+     (12, 8, False)],
+)  # fmt: skip
+def test_ranks_that_are_silent_together_are_a_whole_node(
+    first: int, count: int, *, is_part: bool
+) -> None:
+    """Nodes have 4, 8 or 16 GPUs, and begin with a multiple of that."""
+    assert is_part_of_job(list(range(first, first + count))) == is_part

@@ -60,10 +60,13 @@ def test_a_traceback_is_whole_whatever_stands_before_its_lines(tmp_path: Path, p
         assert finding.ranks == (3,)
 
 
-def test_docker_writes_one_record_a_line(tmp_path: Path) -> None:
-    """As `docker logs` has them on disk, and as Kubernetes does with Docker."""
+@pytest.mark.parametrize("form", ["[rank3]: {}\n", "\x1b[36m[rank3]:\x1b[0m {}\n"])
+def test_docker_writes_one_record_a_line(form: str, tmp_path: Path) -> None:
+    """As `docker logs` has them on disk, and as Kubernetes does with Docker; colors are in them as
+    JSON writes them.
+    """
     text = "".join(
-        json.dumps({"log": f"[rank3]: {line}\n", "time": "2026-01-05T10:00:00.123456789Z"}) + "\n"
+        json.dumps({"log": form.format(line), "time": "2026-01-05T10:00:00.123456789Z"}) + "\n"
         for line in TRACEBACK
     )
     finding = explained(tmp_path, text)

@@ -181,6 +181,27 @@ def test_an_error_that_the_run_went_on_after_is_no_cause(tmp_path: Path) -> None
     assert any("the job continued" in reason for reason in finding.against)
 
 
+@pytest.mark.parametrize(
+    ("form", "count", "outcome"),
+    [
+        ("[10:00:49] it {:5d}/7000 psnr=18.00 lr=1.00e-03", 10, "nothing"),
+        ("[10:00:49] it {:5d}/7000 psnr=18.00 lr=1.00e-03", 9, "found"),
+        ("[10:00:49] try {:5d}/7000 of the same", 10, "found"),
+        ("[10:00:49] batch {} of the probe", 10, "nothing"),
+    ],
+)
+def test_a_process_that_works_on_had_caught_its_error(form: str, count: int, outcome: str) -> None:
+    """As a search for the batch size that fits: iterations count, by whatever values they have."""
+    caught = (
+        "probing batch size: 64",
+        "Traceback (most recent call last):",
+        '  File "/srv/train.py", line 7, in step',
+        "    loss.backward()",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    )
+    assert explained(*caught, *map(form.format, range(count))).outcome == outcome
+
+
 IGNORED = (
     "Exception ignored in: <function Pool.__del__ at 0x7f2b1c0d5d00>\n"
     "Traceback (most recent call last):\n"

@@ -91,6 +91,35 @@ def test_a_rank_that_lost_nobody_says_why_it_was_lost(who: str, *, says_why: boo
     assert finding.outcome == ("found" if says_why else "undecided")
 
 
+READS = "[rank3]: WARNING: timeout of store-2 while reading shard 7, try {}"
+
+
+@pytest.mark.parametrize(
+    ("form", "tries", "after", "is_reason"),
+    [
+        (READS, 3, (), True),
+        (READS, 2, (), False),
+        (READS, 3, (STEP,), False),
+        (READS.replace("rank3", "rank2"), 3, (), False),  # which waits
+        (READS.replace("timeout", "retrying after a timeout"), 3, (), False),
+        ("[rank3]: WARNING: a worker process died, again {}", 3, (), False),
+    ],
+)
+def test_what_a_rank_said_over_and_over_held_it(
+    form: str, tries: int, after: tuple[str, ...], *, is_reason: bool
+) -> None:
+    """It is what the others waited for; not if a step was made after it, or if it was dealt with,
+    or of another process.
+    """
+    reads = [form.format(number) for number in range(tries)]
+    hung = [CAUGHT.format(rank) for rank in range(3)]
+    ends = [line.replace("Watchdog", "what(): Watchdog") for line in hung]
+    late = "2026-08-03 19:50:51 [rank3]: still here"
+    finding = explained("WORLD_SIZE=4", STEP, *reads, *after, *hung, *ends, late)
+    assert finding.ranks == (3,)
+    assert (finding.slug == "child-failed") == is_reason
+
+
 def test_a_hang_without_a_culprit_is_undecided() -> None:
     """All waited alike: what for, these lines do not say; a rank that is missing is found."""
     names = "WORLD_SIZE=4"
@@ -110,6 +139,7 @@ def test_who_sent_a_signal_is_known_of_a_keyboard_and_a_terminal(number: int, ou
     ("line", "outcome"),
     [
         ("error: job 7 terminated due to quota exhaustion of group ml", "found"),
+        ("error: job 7 terminated due to a quota failure", "found"),
         ("error: job 7 terminated due to signal 15", "undecided"),
         ("error: job 7 terminated due to one or more job failures", "undecided"),
         ("error: job 7 terminated, possibly due to quota exhaustion", "undecided"),

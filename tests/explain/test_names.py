@@ -86,6 +86,39 @@ def test_a_part_of_a_text_is_of_the_host_over_it(above: str, host: str | None) -
     assert (finding.outcome, finding.host) == ("found", host)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "host"),
+    [
+        ("[gpu-12] $ dmesg -T | tail -2", "gpu-12"),
+        ("ops@gpu-12:~$ sudo dmesg", "gpu-12"),
+        ("[root@gpu-12 ~]# journalctl -k", "gpu-12"),
+        ("[root@gpu-12 ~]# cat kernel.log", None),
+        ("[admin] $ dmesg", None),
+        ("[gpu-12] # dmesg", None),  # a comment
+        ("root@7c1f0e9a2b3d:/# dmesg", None),  # a container's number
+    ],
+)
+def test_the_kernel_that_is_asked_is_that_of_the_prompt(prompt: str, host: str | None) -> None:
+    """Whether or not another line knows that host; other commands may show any host's."""
+    assert explained("the table:", prompt, FAULT).host == host
+
+
+@pytest.mark.parametrize(
+    ("end", "host"),
+    [
+        ("pdsh@mgr: ml-b: ssh exited with exit code 1", "ml-b"),
+        ("pdsh@mgr: ml-c: mcmd: connect failed: Connection timed out", None),
+        ("pdsh@mgr: caught a signal", None),
+    ],
+)
+def test_pdsh_says_which_word_is_a_host(end: str, host: str | None) -> None:
+    """A name without a number may be any word, unless it stands where only a host can."""
+    lines = ("ml-a: [rank0]: step 1", f"ml-b: [rank3]: {OOM}", end)
+    for said in (lines, [json.dumps({"log": f"{line}\n"}) for line in lines]):
+        finding = explained(*said)
+        assert (finding.ranks, finding.host) == ((3,), host)
+
+
 def test_the_next_heading_ends_a_part() -> None:
     """Whoever it names: what follows it is no longer of the first host."""
     assert explained(KNOWN, OTHER, "## gpu-12", "up 3 days", "## the job", FAULT).host is None
@@ -128,6 +161,9 @@ def test_a_record_in_json_has_a_rank() -> None:
     finding = explained(json.dumps(record))
     assert (finding.ranks, finding.host) == ((5,), "gpu-7")
     assert explained(json.dumps({**record, "rank": "all"})).ranks == ()
+    labels = {"host": record.pop("host"), "rank": str(record.pop("rank"))}
+    finding = explained(json.dumps({**record, "labels": labels}))
+    assert (finding.ranks, finding.host) == ((5,), "gpu-7")
 
 
 def test_the_labels_of_a_collector_say_where_a_line_is_from() -> None:
@@ -358,6 +394,38 @@ def test_what_failed_on_a_host_struck_the_ranks_that_failed_there(
     assert (finding.ranks, finding.host) == (ranks, "gpu-13")
 
 
+BROKEN = (
+    "kernel: NVRM: Xid (PCI:0000:61:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error "
+    "detected on link 6(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)"
+)
+STOPPED = "kernel: NVRM: Xid (PCI:0000:61:00): 45, pid=4713, name=python3, Ch 0000001b"
+
+
+@pytest.mark.parametrize(
+    ("lines", "ranks"),
+    [
+        ((STOPPED,), (3,)),
+        (
+            ("trainer: [rank3]: RuntimeError: CUDA error: uncorrectable NVLink error detected",),
+            (3,),
+        ),
+        ((), (0, 2)),
+    ],
+)
+def test_a_fault_of_a_host_struck_no_rank_that_only_followed(
+    lines: tuple[str, ...], ranks: tuple[int, ...]
+) -> None:
+    """Neither where the kernel names the process of one, nor where one failed of its own."""
+    seats = [f"trainer: [rank{rank}] pid={4710 + rank} local_rank={rank} up" for rank in range(6)]
+    failed = (
+        "trainer: [rank{}]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, "
+    )
+    failed += "unhandled cuda error, NCCL version 2.26.2"
+    said = (*seats, BROKEN, *lines, *(failed.format(rank) for rank in (0, 2)))
+    finding = explained(*(f"Oct  2 18:02:11 gpu-13 {one}" for one in said))
+    assert (finding.slug, finding.host, finding.ranks) == ("bad-link", "gpu-13", ranks)
+
+
 @pytest.mark.parametrize(
     ("form", "host"),
     [
@@ -378,6 +446,39 @@ def test_a_collector_puts_a_pod_before_each_line(form: str, host: str | None) ->
     assert explained(*(form.format("job-pod-1", text) for _, text in said)).host is None
 
 
+@pytest.mark.parametrize(
+    ("form", "ranks", "host"),
+    [
+        ("2026-01-05 10:00:00,500 gpu-{0} r{1:02d} {2}", (11,), "gpu-13"),
+        ("gpu-{0} r{1} {2}", (11,), "gpu-13"),
+        ("r{1} {2}", (), None),  # a round, a replica, a request
+    ],
+)
+def test_a_rank_of_one_letter_is_one_beside_a_host(
+    form: str, ranks: tuple[int, ...], host: str | None
+) -> None:
+    """In a column of hosts, each of which has several."""
+    seats = [(12, 3), (12, 7), (13, 9), (13, 11)] * 2
+    said = [(*seat, "INFO step 1 loss 2.1") for seat in seats] + [(13, 11, OOM)]
+    finding = explained(*(form.format(*one) for one in said))
+    assert (finding.ranks, finding.host) == (ranks, host)
+
+
+@pytest.mark.parametrize(
+    ("world", "pods", "ranks"),
+    [(3, 3, (2,)), (6, 3, ()), (3, 2, ())],  # three more ranks may be anywhere
+)
+def test_the_only_rank_of_a_host_is_that_of_all_its_lines(
+    world: int, pods: int, ranks: tuple[int, ...]
+) -> None:
+    """If each of all ranks has a host of its own, as JAX's processes have."""
+    said = [(rank % pods, f"process_index={rank} process_count={world}") for rank in range(3)]
+    said += [(pod, "loads the data") for pod in range(pods)] * 2
+    said += [(2 % pods, "ValueError: a wrong label")]
+    finding = explained(*(f"job-pod-{pod} train {text}" for pod, text in said))
+    assert (finding.ranks, finding.host) == (ranks, f"job-pod-{2 % pods}")
+
+
 def test_a_pod_is_known_by_its_host_name_too() -> None:
     """Kubernetes appends five characters to it where a job makes pods."""
     pod = "Successfully assigned ml/trainer-0-x7k2m to gpu-12"
@@ -391,6 +492,19 @@ def test_where_several_hosts_say_the_same_none_is_named() -> None:
     lines = [f"srun: error: gpu-{n}: task {n}: Exited with exit code 1" for n in (12, 13)]
     assert explained("torchrun", lines[0]).host == "gpu-12"
     assert explained("torchrun", *lines).host is None
+
+
+@pytest.mark.parametrize(("form", "first"), [("gpu-{}: {}", 12), ("{}: slurmstepd: {}", 1)])
+def test_what_no_pattern_knows_is_of_no_host_where_several_say_it(form: str, first: int) -> None:
+    """Not even of the one that says it first: what they share is to blame."""
+    numbers = range(first, first + 3)
+    begin = [form.format(n, "begin") for n in numbers] * 3
+    said = [form.format(n, "error: cannot import the image of the job") for n in numbers]
+    ends = [f"srun: error: gpu-{n + 11}: task {n}: Exited with exit code 1" for n in numbers]
+    ends = ends if first == 1 else []
+    one, several = explained(*begin, said[0], *ends), explained(*begin, *said, *ends)
+    assert (one.statement, one.host) == (several.statement, "gpu-12")
+    assert several.host is None
 
 
 @pytest.mark.parametrize(
@@ -561,3 +675,26 @@ def test_an_answer_has_one_reason_against_each_symptom() -> None:
     lost = "[rank{}]: RuntimeError: NCCL error: remote process exited or there was a network error"
     finding = explained("[rank1]: " + OOM, *(lost.format(rank) for rank in (2, 3, 4)))
     assert len(finding.against) == 1
+
+
+@pytest.mark.parametrize(
+    ("head", "tail", "host"), [(6, 0, "job-pod-1"), (7, 0, None), (0, 2, None)]
+)
+def test_a_batch_script_may_print_before_a_collector_does(
+    head: int, tail: int, host: str | None
+) -> None:
+    """Less than what has a pod and a container before it: other lines may begin with two words."""
+    said = [f"job-pod-{n % 2} trainer step {n}" for n in range(8)]
+    error = "job-pod-1 trainer ValueError: a wrong label"
+    finding = explained(*["loading modules"] * head, *said, error, *["the end"] * tail)
+    assert finding.host == host
+
+
+def test_what_several_pods_say_is_of_no_pod() -> None:
+    """As if the image of all of them lacks something."""
+    form = "[pod/job-{}/pytorch] {}"
+    begin = [form.format(pod, "begin") for pod in (0, 1, 2)] * 3
+    said = [form.format(pod, "error: cannot load the plug-in, pid 80") for pod in (0, 1, 2)]
+    one, several = explained(*begin, said[1]), explained(*begin, *said)
+    assert (one.statement, one.pod, one.pid) == (several.statement, "job-1", 80)
+    assert (several.host, several.pod, several.pid) == (None, None, None)

@@ -431,6 +431,22 @@ def test_what_stands_behind_a_good_end_but_is_older_ended_nothing(
     assert explained("2026-01-05 10:59:59 step 1 | loss 2.1", *lines).outcome == outcome
 
 
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        ("EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#1_Chan#0_DIMM#0", "nothing"),
+        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#1_Chan#0_DIMM#0", "undecided"),
+        ("mce: a correctable error of bank 4 in the last hour", "nothing"),
+        ("mce: an uncorrectable error of bank 4 in the last hour", "undecided"),
+    ],
+)
+def test_what_the_hardware_corrected_ended_nothing(said: str, outcome: str) -> None:
+    """The kernel counts corrected errors and others in lines of one form."""
+    read = f"n-1: [Fri Jan  2 22:01:07 2026] {said}"
+    finding = explained(*STEPS, "Training completed", "$ pdsh -w n-1 dmesg -T", read)
+    assert finding.outcome == outcome
+
+
 def test_an_exit_that_the_job_went_on_after_is_over() -> None:
     """As torchrun restarts the ranks; without their steps or a good end nobody knows."""
     ended = (

@@ -104,6 +104,7 @@ COLLECTORS: dict[str, tuple[str, str]] = {
     "Hydra": ("job.out", "[{rank}]: "),
     "a name and a number": ("job.out", "rank{rank}: "),
     "a path": ("job.out", "{host}/rank{rank}: "),
+    "a letter": ("job.out", "{time} {host} r{rank:02d} "),
     "settings": ("job.out", "[rank={rank} host={host}] "),
     "a node's number": ("job.out", "[node {node} rank {rank}] "),
     "a share": ("job.out", "{time} | (rank {rank}/{world}) "),
@@ -113,7 +114,7 @@ COLLECTORS: dict[str, tuple[str, str]] = {
 }
 """The file that has a process's lines, and what stands before each of them."""
 SAY_HOST = {"ray", "records", "kubectl", "loki"}
-COLUMNS_OF_HOSTS = {"pdsh", "compose", "pdsh, stamped"}
+COLUMNS_OF_HOSTS = {"pdsh", "compose", "pdsh, stamped", "a letter"}
 """Only if there are several."""
 SAY_NO_RANK = {"tee", "ray", "its own file"}
 
