@@ -119,6 +119,9 @@ def parse(
     if not text.startswith("#!") and not refused:
         message = "is not a batch script: it does not begin with #!"
         raise ValueError(message)
+    problem = ""
+    if programs.is_foreign(text):
+        problem = f"only #SBATCH lines of a script for {programs.interpreter(text)} are read"
     directives: dict[str, str] = {}
     ignored: list[int] = []
     in_head = True
@@ -130,6 +133,8 @@ def parse(
                 ignored.append(number)
         elif line.strip() and not line.lstrip().startswith("#"):
             in_head = False
+    if problem:
+        text = ""
     defaulted = {name for name in _DEFAULTED.findall(text) if name in environment}
     # What is no number may be a secret.
     variables = {
@@ -152,7 +157,13 @@ def parse(
     steps = [one for one in seen if one.words[0] == "srun"]
     names = {same(word) for one in steps for word in one.words}
     texts = [one for one in steps if programs.runs_shell(one.words)]
-    texts += [one for one in seen if one.target and same(one.target) in names]
+    texts += [
+        one
+        for one in seen
+        if one.target
+        and same(one.target) in names
+        and not programs.is_foreign(one.document, one.target)
+    ]
     read_there = {name for one in texts for name in one.reads}
     carried = {
         name: name in reader.exported
@@ -174,7 +185,7 @@ def parse(
         directives,
         launch.variables,
         launch.command,
-        launch.problem,
+        problem or launch.problem,
         carried | left,
         tuple(left),
         launcher_command.strange_options(directives, "srun"),
