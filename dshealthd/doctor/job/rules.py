@@ -2,18 +2,21 @@
 
 A row holds where all of its terms, joined by ` & `, hold. A term is `KEY`, which is given;
 `KEY=a|b`, whose value is one of these; `KEY~PATTERN`, in which the pattern
-is found; `KEY<OTHER`, `KEY>OTHER`, `KEY%OTHER`: a number below, above, or no multiple of another;
-`KEY@OTHER`: a value that is none of those of the other key; `KEY*`: a value that is there twice. A
-`!` in front says that it is not so. No row speaks of a value that only a shell or a template knows.
+is found; `KEY<OTHER`, `KEY>OTHER`, `KEY%OTHER`: a number below, above, or no multiple of another,
+which may be a product, `ONE*TWO`; `KEY@OTHER`: a value that is none of those of the other key;
+`KEY*`: a value that is there twice. A `!` in front says that it is not so. No row speaks of a value
+that only a shell or a template knows.
 
 A key is a field or option of the row's subject: a type of Kubernetes' objects
 (`kubernetes_fields.toml`), with a dotted path below it, a setting of DeepSpeed, or a program.
 `PROGRAM:KEY` is an option of another program, `$NAME` a variable of the processes, `script:text`
-the training's program, `job:KEY` a quantity of the job.
+the training's program, `config:KEY` a setting of DeepSpeed, `job:KEY` a quantity of the job.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -78,14 +81,17 @@ def _related(value: str, relation: str, other: str, values: Values) -> bool:
         return value in other.split("|")
     if relation == "~":
         return re.search(other, value) is not None
-    others = [other] if natural(other) is not None else list(values(other))
-    if any(_OPEN.search(one) for one in others) or not others:
+    factors = [
+        [other] if natural(other) is not None else values(other) for other in other.split("*")
+    ]
+    if not all(factors) or any(_OPEN.search(one) for one in itertools.chain(*factors)):
         return False
     if relation == "@":
-        return value not in others
-    left, right = _number(value), _number(others[0])
-    if left is None or right is None:
+        return value not in factors[0]
+    left, rights = _number(value), [_number(one[0]) for one in factors]
+    if left is None or None in rights:
         return False
+    right = math.prod(one for one in rights if one is not None)
     return {"<": left < right, ">": left > right, "%": bool(right) and left % right != 0}[relation]
 
 

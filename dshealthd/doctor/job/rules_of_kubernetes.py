@@ -97,6 +97,11 @@ OF_OBJECTS = (
             (f"requests.{name}>limits.{name}", f"{{0}} {name} in requests is above its limit")
             for name in ("cpu", "memory", "ephemeral-storage")
         ),
+        *(
+            ((f"limits.hugepages-{size} & !limits.cpu & !limits.memory & !requests.cpu"
+             " & !requests.memory"), f"hugepages-{size} takes cpu or memory beside it")
+            for size in ("2Mi", "1Gi")
+        ),
     ),
     *rows(
         "ObjectMeta", _NAMES,

@@ -6,6 +6,16 @@ from dshealthd.doctor.check import warning
 from dshealthd.doctor.job.rules import rows
 
 _MEGATRON = "github.com/NVIDIA/Megatron-LM, megatron/training/arguments.py, validate_args"
+_STAGES = "pipeline-model-parallel-size"
+_UNEVEN = "".join(
+    f" & !{name}"
+    for name in (
+        *("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
+        *("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"),
+        "pipeline-model-parallel-layout",
+    )
+)
+"""Options of Megatron with which stages need not have as many layers as each other."""
 _TRAINER = "huggingface.co/docs/transformers/main_classes/trainer, TrainingArguments"
 _FSDP = "github.com/huggingface/accelerate, utils/dataclasses.py, FullyShardedDataParallelPlugin"
 _PYXIS = "github.com/NVIDIA/pyxis, README, args.c"
@@ -41,7 +51,8 @@ OF_PROGRAMS = (
     ),
     *rows(
         "srun", "docs.pytorch.org/docs/stable/generated/torch.cuda.set_device.html",
-        (r"gpus-per-task=1 & sbatch:ntasks-per-node>1 & script:text~(?i)set_device\([^)]*local",
+        (("gpus-per-task=1 & sbatch:ntasks-per-node>1 & !gpu-bind & !$CUDA_VISIBLE_DEVICES"
+         r" & !$LOCAL_RANK=0 & script:text~(?i)set_device\([^)]*local & !script:text~device_count"),
          ("with --gpus-per-task=1 a task sees one GPU, which is device 0, but the program chooses"
          " its device by its local rank: `invalid device ordinal`")),
     ),
@@ -116,11 +127,15 @@ OF_PROGRAMS = (
          " & !$CUDA_DEVICE_MAX_CONNECTIONS=1"),
          ("Megatron takes CUDA_DEVICE_MAX_CONNECTIONS=1 with --sequence-parallel before Blackwell,"
          " not {2}")),
-        (("num-layers%pipeline-model-parallel-size & !deepspeed & !pp-partition-method"
-         " & !decoder-first-pipeline-num-layers & !decoder-last-pipeline-num-layers"
-         " & !account-for-embedding-in-pipeline-split"
-         " & !pipeline-model-parallel-layout"),
-         "{0} layers cannot be divided among the stages of the pipeline"),
+        *(
+            (f"num-layers%{stages} & !deepspeed & !pp-partition-method{_UNEVEN}",
+             f"{{0}} layers cannot be divided among the {what} of the pipeline")
+            for stages, what in (
+                (_STAGES, "stages"),
+                (f"{_STAGES}*num-layers-per-virtual-pipeline-stage", "virtual stages"))
+        ),
+        ("num-attention-heads%tensor-model-parallel-size & tensor-model-parallel-size",
+         "num_attention_heads {0} is not a multiple of tensor_model_parallel_size {1}"),
         ("hidden-size%num-attention-heads & !kv-channels & tensor-model-parallel-size",
          "hidden size {0} is not a multiple of the attention heads"),
         ("num-experts%expert-model-parallel-size",
@@ -157,6 +172,12 @@ OF_PROGRAMS = (
          "virtual stages take a pipeline of several stages"),
     ),
     *rows(
+        "training", "github.com/deepspeedai/DeepSpeed, deepspeed/runtime/pipe/engine.py",
+        (f"deepspeed & {_STAGES}>1 & !no-pipeline-parallel & config:zero_optimization.stage>1",
+         ("ZeRO stage {3} shards gradients, which DeepSpeed's pipeline of {1} stages refuses: it"
+          " takes stage 0 or 1")),
+    ),
+    *rows(
         "training", _TRAINER,
         ("fp16=|true|True|1 & bf16=|true|True|1 & per-device-train-batch-size",
          "fp16 and bf16 are both given: the Trainer takes one of them"),
@@ -169,6 +190,11 @@ OF_PROGRAMS = (
          "--deepspeed and --fsdp exclude each other"),
         ("push-to-hub=|true|True|1 & $HF_HUB_OFFLINE~(?i)^(1|true|yes|on)$",
          "HF_HUB_OFFLINE={1} lets nothing reach the hub: --push_to_hub fails at its end"),
+    ),
+    *rows(
+        "environment", "docs.nvidia.com/deeplearning/nccl/user-guide, NCCL_NET, NCCL_IB_DISABLE",
+        ("$NCCL_NET~(?i)^ib$ & $NCCL_IB_DISABLE~^0*[1-9]",
+         "NCCL_NET={0} takes InfiniBand alone, and NCCL_IB_DISABLE={1} disables it: no network"),
     ),
     *rows(
         "environment", "docs.pytorch.org/docs/stable/distributed.html",

@@ -79,6 +79,10 @@ OBJECTS: Sequence[tuple[str, str]] = (
         "{requests: {ephemeral-storage: 2Gi}, limits: {ephemeral-storage: 2G}}",
         "{requests: {ephemeral-storage: 2G}, limits: {ephemeral-storage: 2Gi}}",
     ),
+    *(
+        (f"limits: {{hugepages-{size}: 4Gi}}", f"limits: {{hugepages-{size}: 4Gi, memory: 9Gi}}")
+        for size in ("2Mi", "1Gi")
+    ),
     ("name: My_Job", "name: my-job"),
     ("medium: memory", "medium: Memory"),
     ("clusterIP: none", 'clusterIP: "None"'),
@@ -151,7 +155,15 @@ _ACCELERATE = "accelerate launch --num_processes 4"
 _ARRAY = "#SBATCH --array=0-3\n#SBATCH --output="
 _TWO = "#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n"
 _LIGHTNING = "import lightning as L\n"
-_DEVICE = "torch.cuda.set_device(int(os.environ['SLURM_LOCALID']))\n"
+_PER_TASK = "#SBATCH --gpus-per-task=1\nsrun bash -c '"
+_DEVICE = "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))\n"
+_VIRTUAL = (
+    "--num-layers 48 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage"
+)
+_ZERO = (
+    'cat > d.json <<E\n{{"zero_optimization": {{"stage": {0}}}}}\nE\ndeepspeed t.py --deepspeed'
+    " --deepspeed_config d.json --pipeline-model-parallel-size 4"
+)
 PROGRAMS: Sequence[tuple[str, str]] = (
     (f"{_ARRAY}run.log\nsrun python train.py", f"{_ARRAY}run-%a.log\nsrun python train.py"),
     (f"{_ARRAY}run-%A.log\nsrun python train.py", f"{_ARRAY}%A_%a.log\nsrun python train.py"),
@@ -177,8 +189,8 @@ PROGRAMS: Sequence[tuple[str, str]] = (
         "srun --container-image='nvcr.io#nvidia/pytorch:24.07-py3' python train.py",
     ),
     (
-        f"{_HEAD}srun --gpus-per-task=1 python train.py\n# {_DEVICE}",
-        f"{_HEAD}srun python train.py\n# {_DEVICE}",
+        f"{_HEAD}{_PER_TASK} LOCAL_RANK=$SLURM_LOCALID python train.py'\n# {_DEVICE}",
+        f"{_HEAD}{_PER_TASK} LOCAL_RANK=0 python train.py'\n# {_DEVICE}",
     ),
     (f"{_TORCHRUN} --rdzv-backend=nccl train.py", f"{_TORCHRUN} --rdzv-backend=c10d train.py"),
     (f"{_TORCHRUN} -m train.py", f"{_TORCHRUN} -m train"),
@@ -247,6 +259,8 @@ PROGRAMS: Sequence[tuple[str, str]] = (
                 "--num-layers 30 --pipeline-model-parallel-size 4",
                 "--num-layers 32 --pipeline-model-parallel-size 4",
             ),
+            (f"{_VIRTUAL} 5", f"{_VIRTUAL} 6"),
+            ("--num-attention-heads 7", "--num-attention-heads 8"),
             (
                 "--hidden-size 1000 --num-attention-heads 16",
                 "--hidden-size 1024 --num-attention-heads 16",
@@ -294,6 +308,7 @@ PROGRAMS: Sequence[tuple[str, str]] = (
             ),
         )
     ),
+    (_ZERO.format(2), _ZERO.format(1)),
     *(
         (f"{_TRAINER} {wrong}", f"{_TRAINER} {right}")
         for wrong, right in (
@@ -322,6 +337,7 @@ PROGRAMS: Sequence[tuple[str, str]] = (
     *(
         (f"export {name}={wrong}\n{_TORCHRUN} a.py", f"export {name}={right}\n{_TORCHRUN} a.py")
         for name, wrong, right in (
+            ("NCCL_NET=ib NCCL_IB_DISABLE", "1", "0"),
             ("GLOO_SOCKET_IFNAME", "^docker0", "eth0"),
             ("TORCH_DISTRIBUTED_DEBUG", "VERBOSE", "DETAIL"),
             (

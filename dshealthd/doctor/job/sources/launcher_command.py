@@ -154,6 +154,15 @@ class LauncherCommand:
             found.setdefault(name, set()).add(value)
         return {name: values.pop() for name, values in found.items() if len(values) == 1}
 
+    @property
+    def config(self) -> str:
+        """The configuration of DeepSpeed that it or the training's arguments name; else empty."""
+        inner = list(self.chain())[-1]
+        options = {name.replace("-", "_"): text for name, text in inner.options.items()}
+        given = {**inner.stated, **options}
+        names = (given.get(f"deepspeed{one}", "") for one in ("", "_config", "_config_file"))
+        return next((name for name in names if name.endswith((".json", ".hjson"))), "")
+
     def chain(self) -> Iterator[LauncherCommand]:
         """Yield the launcher, and those inside it."""
         yield self

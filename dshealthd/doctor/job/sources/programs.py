@@ -51,6 +51,14 @@ def runs_shell(words: Sequence[str]) -> bool:
     return any(os.path.basename(word) in _SHELLS for word in words)
 
 
+def leaves_to_others(line: str) -> bool:
+    """Return whether the here-document of a line is for a program that is neither a shell nor one
+    that prints or keeps it.
+    """
+    names = set(map(os.path.basename, re.split(r"[\s;|&(]+", line)))
+    return not names & (_SHELLS | ELSEWHERE | {"cat", "tee", "read", "eval"})
+
+
 def interpreter(text: str) -> str:
     """Return the program that the first line of a script names; empty without one (execve(2))."""
     words = text.partition("\n")[0].removeprefix("#!").split() if text.startswith("#!") else []

@@ -23,16 +23,13 @@ MAX_NESTING = 8
 """Maximum nesting of functions and commands, such as `srun bash -c "torchrun ..."`."""
 MAX_COMMANDS = 1 << 14
 """Maximum commands of a script, with those of a function each time it is called."""
-_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*['\"\\]?(\w+)")
+_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*(['\"\\]?)(\w+)")
 _READ = re.compile(r"(?<!\\)\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
 """A variable that a shell reads, unless it has a default."""
 _LEFT = re.compile(r"\\\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
 """One that a backslash leaves to another shell."""
 _SETS = re.compile(r"(?:(?<![\w.$/{-])(?=\w+\+?=)|\b(?:for|read(?:\s+-\w+)*)\s+)([A-Za-z_]\w*)")
 """One that a script sets."""
-_FUNCTION = "BASH_FUNC_"
-"""Begins the variable that has the tokens of a function."""
-_BETWEEN_TOKENS, _OF_TOKEN = "\x1e", "\x1f"
 _NAMES = re.compile(r"\w+")
 _ARITHMETIC = re.compile(r"(?<![\w$({])(?<!for )\(\(([^()\n;']*(?:\([^()\n]*\)[^()\n;']*)*)\)\)")
 """A command that computes."""
@@ -116,10 +113,12 @@ class Shell:
                     yield one._replace(is_conditional=True)
 
     def _function(self, name: str) -> Iterable[tuple[str, str]] | None:
-        found = self.variables.get(_FUNCTION + name)
+        found = self.variables.get(expansion.FUNCTION + name)
         if found is None:
             return None
-        tokens = (one.partition(_OF_TOKEN) for one in found.split(_BETWEEN_TOKENS))
+        tokens = (
+            one.partition(expansion.OF_TOKEN) for one in found.split(expansion.BETWEEN_TOKENS)
+        )
         return [(word, kind) for kind, _, word in tokens]
 
     def _tokens(self, text: str) -> Iterator[tuple[str, str]]:
@@ -141,8 +140,8 @@ class Shell:
         rest = iter(tokens)
         for word, kind in rest:
             if kind == "word" and word == "{" and (name := _defined(words)):
-                variables[_FUNCTION + name] = _BETWEEN_TOKENS.join(
-                    f"{kind}{_OF_TOKEN}{word}" for word, kind in _body(rest)
+                variables[expansion.FUNCTION + name] = expansion.BETWEEN_TOKENS.join(
+                    f"{kind}{expansion.OF_TOKEN}{word}" for word, kind in _body(rest)
                 )
                 self._defined.add(name)
                 words.clear()
@@ -412,15 +411,18 @@ def _left_by(word: str, texts: Mapping[str, frozenset[str]]) -> frozenset[str]:
     return frozenset(read).union(*(texts.get(m["bare"] or m["name"], ()) for m in named))
 
 
-def without_documents(text: str) -> str:
-    """Return a script with an empty line for each line of its here-documents."""
+def without_documents(text: str, *, of_others: bool = False) -> str:
+    """Return a script with an empty line for each line of its here-documents; `of_others` leaves
+    those that a shell reads, or expands for another program.
+    """
     lines, end = [], ""
     for line in text.split("\n"):
         lines.append("" if end else line)
         if end:
             end = "" if line.lstrip("\t") == end else end
         elif match := _DOCUMENT.search(line):
-            end = match[1]
+            is_left = not of_others or (match[1] and programs.leaves_to_others(line))
+            end = match[2] if is_left else ""
     return "\n".join(lines)
 
 

@@ -41,6 +41,9 @@ OWNERS = {
     "JOB_COMPLETION_INDEX": ("Kubernetes", "SLURM_NODEID"),
 }
 """Variables of others than Slurm, who sets them, and those that Slurm sets in their place."""
+_NEW = re.compile(r"\$\{?(TIME_OF_START|RANDOM|BASHPID|EPOCHSECONDS|SLURM_RESTART_COUNT)\b")
+"""What is another each time that a script starts."""
+_RESUMES = re.compile(r"resume|restore|(?:^|_)load(?:$|_)")
 _STARTS = frozenset({"srun", "mpirun", "mpiexec", "ray", "sbatch"}) | programs.ELSEWHERE
 _MPI = re.compile("mpirun|mpiexec|orterun|prterun")
 
@@ -90,6 +93,18 @@ def faults(
         )
     if once := _once(directives, seen, launch):
         yield ScriptFault(once, "srun", "python", is_critical=False)
+    is_requeued = "requeue" in directives or any(
+        {"scontrol", "requeue"} <= {*one.words} for one in seen
+    )
+    given = dict(pair for one in seen for pair in launcher_command.pairs(one.words))
+    for option, path in given.items() if is_requeued else ():
+        if _RESUMES.search(option) and "/" in path and _NEW.search(path) and ":-$" not in path:
+            yield ScriptFault(
+                f": --{option} is a new directory each time that the script starts, so that a job"
+                " which is requeued begins anew: name it after $SLURM_JOB_ID, which stays",
+                *(option, option.replace("_", "-")),
+                is_critical=False,
+            )
     names = [one.words[0] for one in seen]
     last = max((at for at, one in enumerate(seen, 1) if one.end == "&"), default=0)
     if launch.is_background and "wait" not in names and {*names[last:]} <= _SAYS:
