@@ -23,6 +23,7 @@ from dshealthd.doctor.job.sources import (
     slurm_script,
 )
 from dshealthd.doctor.job.sources.calls import Call, calls
+from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 from dshealthd.doctor.job.sources.layout import Layout, layout, slots
@@ -408,7 +409,7 @@ def _command(words: Sequence[str], environment: Mapping[str, str]) -> Source[Lau
 
 def _loads_universal(config: Source[deepspeed_config.Parsed] | None) -> bool:
     document = config.value["document"] if config and config.value else None
-    return deepspeed_config.Settings(document or {}).stated("checkpoint.load_universal") is True
+    return ManifestFields(document).stated("checkpoint.load_universal") is True
 
 
 def _named_hostfile(made: JobContext, directory: str) -> str:

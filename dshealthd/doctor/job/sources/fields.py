@@ -39,6 +39,11 @@ class ManifestFields:
         """Return the mapping below these keys."""
         return ManifestFields(self.get(keys[0])).at(*keys[1:]) if keys else self
 
+    def stated(self, path: str) -> Any:
+        """Return what stands at a dotted path; None where there is nothing."""
+        *above, key = path.split(".")
+        return self.at(*above).get(key)
+
     def text(self, key: str) -> str:
         """Return a field as text."""
         found = self.get(key)
