@@ -39,6 +39,10 @@ ONLY_WITH: dict[str, str] = _DATA.pop("slurm")
 """Variables that Slurm sets only with an option, and that option."""
 OF_SLURM = frozenset(_DATA.pop("variables")["names"].split()) | ONLY_WITH.keys()
 """Variables of Slurm."""
+EXCLUSIVE: dict[str, list[str]] = _DATA.pop("exclusive")
+"""Options of which a launcher takes one alone; sbatch refuses those of srun."""
+FORMS = {name: form for form, names in _DATA.pop("forms").items() for name in names.split()}
+"""What values of options can be, in any case of letters."""
 FLAGS = {program: frozenset(kinds["flags"].split()) for program, kinds in _DATA.items()}
 """Options without a value, by launcher."""
 VALUED = {program: frozenset(kinds["valued"].split()) for program, kinds in _DATA.items()}
