@@ -137,19 +137,26 @@ class PodTemplate:
     @property
     def shared_memory(self) -> int | None:
         """Bytes at /dev/shm: 64 MiB by default, None without a limit."""
-        mounts = {one.text("mountPath"): one.text("name") for one in self.main.each("volumeMounts")}
         if self.spec.get("hostIPC") or self.kind.startswith("Ray"):
             return None  # KubeRay mounts one itself (ray-operator, common/pod.go)
-        if SHARED_MEMORY not in mounts:
+        if SHARED_MEMORY not in self.mounts:
             return 64 << 20
-        return size(
-            self.volumes.get(mounts[SHARED_MEMORY], ManifestFields()).at("emptyDir"), "sizeLimit"
-        )
+        return size(self.mounts[SHARED_MEMORY][1].at("emptyDir"), "sizeLimit")
 
     @cached_property
     def volumes(self) -> dict[str, ManifestFields]:
         """The volumes that it may mount, by name."""
         return {one.text("name"): one for one in self.spec.each("volumes")}
+
+    @cached_property
+    def mounts(self) -> dict[str, tuple[ManifestFields, ManifestFields]]:
+        """What is mounted in the container, by path, each with its volume."""
+        mounts = ((one.text("mountPath"), one) for one in self.main.each("volumeMounts"))
+        none = ManifestFields()
+        return {
+            path.rstrip("/"): (one, self.volumes.get(one.text("name"), none))
+            for path, one in mounts
+        }
 
     @property
     def processes(self) -> str:
