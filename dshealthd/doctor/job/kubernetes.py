@@ -23,7 +23,6 @@ from dshealthd.doctor.job.sources.manifest import (
     Manifest,
     PodTemplate,
     is_gpu,
-    size,
 )
 from dshealthd.doctor.job.sources.rendezvous import rendezvous
 from dshealthd.doctor.job.start import Invariant, Start, broken, within
@@ -114,7 +113,7 @@ def start_of(pod: PodTemplate, manifest: Manifest) -> PodStart:
     with_gpus = [one for one in manifest.pods if one.gpus]
     workers = sum(one.count for one in with_gpus)
     is_first = with_gpus[:1] == [pod] and (layout.nodes or 0) > 1
-    memory = size(pod.limits, "memory")
+    memory = pod.limits.size("memory")
     probe, shared = main.at("livenessProbe"), pod.shared_memory or 0
     ends = pod.kind.endswith(("Job", "JobSet", "Pod"))  # servers are another matter
     waits = probe.number("periodSeconds", 10) * probe.number("failureThreshold", 3)

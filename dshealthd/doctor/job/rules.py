@@ -21,6 +21,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.doctor.check import Result, critical
+from dshealthd.doctor.job.sources.fields import quantity
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     """The values of a key; none where it is not given."""
 
 _TERM = re.compile(r"(!?)(\S+?)(?:(=|~|<|>|%|@)(.*)|(\*))?", re.DOTALL)
-_NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,15})?(?:e-?\d{1,2})?)(m|[kMGTP]i?)?")
-"""A number, perhaps with a unit of Kubernetes."""
 _OPEN = re.compile(r"\$|\{\{|^<.*>$|^%|^auto$")
 """In a value that is filled in before it is read."""
 
@@ -88,22 +87,11 @@ def _related(value: str, relation: str, other: str, values: Values) -> bool:
         return False
     if relation == "@":
         return value not in factors[0]
-    left, rights = _number(value), [_number(one[0]) for one in factors]
+    left, rights = quantity(value), [quantity(one[0]) for one in factors]
     if left is None or None in rights:
         return False
     right = math.prod(one for one in rights if one is not None)
     return {"<": left < right, ">": left > right, "%": bool(right) and left % right != 0}[relation]
-
-
-def _number(text: str) -> float | None:
-    """Return the number in a text; None if it is none."""
-    if (match := _NUMBER.fullmatch(text)) is None:
-        return None
-    unit = match[2] or ""
-    scale = (
-        1e-3 if unit == "m" else (1024 if "i" in unit else 1000) ** " kMGTP".find(unit[:1] or " ")
-    )
-    return float(match[1]) * scale
 
 
 def rows(

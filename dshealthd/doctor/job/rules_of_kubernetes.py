@@ -40,11 +40,8 @@ OF_OBJECTS = (
     ),
     *rows(
         "PodSpec", _API,
-        ("dnsPolicy=None & !dnsConfig.nameservers", "dnsPolicy: None takes dnsConfig.nameservers"),
         ("containers.name*", "two containers are named {0}"),
         ("volumes.name*", "two volumes are named {0}"),
-        ("hostNetwork=true & containers.ports.hostPort@containers.ports.containerPort",
-         "with hostNetwork a hostPort, {1}, is the containerPort"),
     ),
     *rows(
         "Container", _API,
@@ -55,7 +52,6 @@ OF_OBJECTS = (
     *rows(
         "EnvVar", _API,
         ("value~. & valueFrom", "a variable has value or valueFrom, not both"),
-        ("!name", "a variable has no name"),
     ),
     *rows(
         "ObjectFieldSelector", "kubernetes.io/docs/concepts/workloads/pods/downward-api",
@@ -66,12 +62,7 @@ OF_OBJECTS = (
     *rows(
         "ContainerPort", _API,
         ("name~^.{16,}", "the name {0} of a port has more than 15 characters"),
-        ("!containerPort", "a port has no containerPort"),
         ("containerPort>65535", "{0} is no port"),
-    ),
-    *rows(
-        "Toleration", _API,
-        ("operator=Exists & value~.", "operator: Exists takes no value, but it is {1}"),
     ),
     *rows(
         "ResourceRequirements", _API,
@@ -136,8 +127,6 @@ OF_OBJECTS = (
         ("ttlSecondsAfterFinished>0 & !shutdownAfterJobFinishes=true & !deletionStrategy",
          ("ttlSecondsAfterFinished takes shutdownAfterJobFinishes: true: KubeRay refuses it, and"
          " before 1.4 keeps the cluster and its GPUs")),
-        ("suspend=true & !shutdownAfterJobFinishes=true",
-         "suspend takes shutdownAfterJobFinishes: true"),
         ("!rayClusterSpec & !clusterSelector", "it has neither rayClusterSpec nor clusterSelector"),
         ("!entrypoint & !submissionMode=InteractiveMode & !submitterPodTemplate",
          "it has no entrypoint"),

@@ -272,7 +272,8 @@ def _printed(tokens: str, variables: Variables) -> str:
     kinds = [kind for kind, _, _ in parts]
     named = [word for kind, _, word in parts if kind == "word"]
     inner = "".join("w" if kind == "word" else "o" if kind == "operator" else "-" for kind in kinds)
-    if named[:1] != ["echo"] or not re.fullmatch("o*w+o*", inner):
+    is_plain = named[:1] == ["echo"] and not re.match("-[neE]+$", "".join(named[1:2]))
+    if not is_plain or not re.fullmatch("o*w+o*", inner):
         return UNKNOWN
     known = {name: one for name, one in variables.items() if not name.startswith(FUNCTION)}
     return " ".join(text for one in named[1:] for text in expanded(one, known))

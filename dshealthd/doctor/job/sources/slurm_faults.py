@@ -30,17 +30,12 @@ _PARTS = frozenset(
     {"overlap", "exact", "nodelist", "exclude", "relative", "het-group", "gpus", "w", "x", "r"}
 )
 """Options with which steps share the job."""
-OWNERS = {
-    "OMPI_COMM_WORLD_RANK": ("mpirun", "SLURM_PROCID"),
-    "OMPI_COMM_WORLD_LOCAL_RANK": ("mpirun", "SLURM_LOCALID"),
-    "OMPI_COMM_WORLD_SIZE": ("mpirun", "SLURM_NTASKS"),
-    "PBS_NODEFILE": ("PBS", "SLURM_JOB_NODELIST"),
-    "PBS_JOBID": ("PBS", "SLURM_JOB_ID"),
-    "LSB_HOSTS": ("LSF", "SLURM_JOB_NODELIST"),
-    "LSB_JOBID": ("LSF", "SLURM_JOB_ID"),
-    "JOB_COMPLETION_INDEX": ("Kubernetes", "SLURM_NODEID"),
+_OF_MPI = {
+    "OMPI_COMM_WORLD_RANK": "SLURM_PROCID",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "SLURM_LOCALID",
+    "OMPI_COMM_WORLD_SIZE": "SLURM_NTASKS",
 }
-"""Variables of others than Slurm, who sets them, and those that Slurm sets in their place."""
+"""Variables that mpirun sets, and those that srun sets in their place."""
 _NEW = re.compile(r"\$\{?(TIME_OF_START|RANDOM|BASHPID|EPOCHSECONDS|SLURM_RESTART_COUNT)\b")
 """What is another each time that a script starts."""
 _RESUMES = re.compile(r"resume|restore|(?:^|_)load(?:$|_)")
@@ -153,8 +148,8 @@ def _unread(text: str) -> dict[str, str]:
             found[name] = near
     if "srun" in lines and not _MPI.search(lines):
         for name in dict.fromkeys(_READ.findall(lines)):
-            if name in OWNERS and not re.search(rf"(?<![$\w{{]){name}=", lines):
-                found[name] = OWNERS[name][1]
+            if name in _OF_MPI and not re.search(rf"(?<![$\w{{]){name}=", lines):
+                found[name] = _OF_MPI[name]
     return found
 
 
