@@ -186,13 +186,16 @@ class JobContext:
         """What the launcher starts, and what Slurm gives it."""
         nodes = natural(self.slurm_options.get("nodes"))
         outer = self.launcher.program if self.launcher else ""
+        together = nodes
+        if self.launcher and nodes and "nodes" in self.launcher.options:  # those of one step
+            together = self.launcher.at_once and nodes * self.launcher.at_once
         return Start(
             command=self.launcher,
             layout=self.layout,
             variables=self.variables,
             requested=slurm_script.requested(None, self.batch_script, self.environment),
-            nodes=nodes,
-            given=f"Slurm gives the job {nodes}",
+            nodes=together,
+            given=f"Slurm gives the job {together}",
             gpus=self.gpus_per_node,
             memory=slurm_options.memory(self.slurm_options),
             copies=(nodes or self.layout.nodes or 1) if outer == "srun" else 1,

@@ -135,13 +135,6 @@ OF_PROGRAMS = (
          "experts with tensor parallelism take --sequence-parallel"),
         ("seq-length>max-position-embeddings & micro-batch-size",
          "sequences of {0} tokens pass max_position_embeddings"),
-        ("overlap-param-gather & !overlap-grad-reduce & !use-megatron-fsdp",
-         "--overlap-param-gather takes --overlap-grad-reduce"),
-        (("overlap-param-gather & !use-distributed-optimizer & !use-megatron-fsdp"
-         " & !use-torch-fsdp2 & micro-batch-size"),
-         "--overlap-param-gather takes --use-distributed-optimizer"),
-        ("recompute-granularity=full & !recompute-method",
-         "--recompute-granularity full takes --recompute-method"),
         ("save & !save-interval & tensor-model-parallel-size & micro-batch-size",
          "--save takes --save-interval"),
         ("fp16 & bf16 & tensor-model-parallel-size", "fp16 and bf16 are both given"),

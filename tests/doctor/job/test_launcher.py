@@ -769,6 +769,28 @@ def test_configuration_that_accelerate_names(tmp_path: Path) -> None:
         assert outcomes("config-conflicts", asked(str(job)))[0] is outcome
 
 
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        ("{}", ["the loop waits for each node's torchrun", "waits for 4 nodes, but Slurm gives"]),
+        ("{} &", []),
+        ("({}) &", []),
+        ("{{ {}; }} > log 2>&1 &", []),
+        ("(\n{}\n) &", []),
+    ],
+)
+def test_loop_over_the_nodes(tmp_path: Path, run: str, says: list[str]) -> None:
+    """Steps of one node each, that run at once, are all nodes for which torchrun waits."""
+    job = tmp_path / "job.sh"
+    step = f"srun --nodes=1 -w $h {STATIC.replace('=2', '=4')} --node-rank=$r x.py"
+    job.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=4 --gpus-per-node=8\nr=0\nfor h in $(scontrol show hostnames)"
+        f"; do\n{run.format(step)}\n((r++))\ndone\nwait\n"
+    )
+    found = [one.text for one in results("launcher", asked(str(job))) if one.outcome is CRITICAL]
+    assert [words in text for words, text in zip(says, found, strict=True)] == [True] * len(says)
+
+
 @pytest.mark.parametrize(("address", "outcome"), [("localhost", CRITICAL), ("n1", UNKNOWN)])
 def test_variable_of_tasks_in_the_batch_shell(tmp_path: Path, address: str, outcome: State) -> None:
     """Srun sets some variables for its tasks alone: the shell of the script uses its default."""

@@ -235,18 +235,6 @@ PROGRAMS: Sequence[tuple[str, str]] = (
                 "--seq-length 4097 --max-position-embeddings 4096",
                 "--seq-length 4096 --max-position-embeddings 4096",
             ),
-            (
-                "--use-distributed-optimizer --overlap-param-gather",
-                "--use-distributed-optimizer --overlap-param-gather --overlap-grad-reduce",
-            ),
-            (
-                "--overlap-grad-reduce --overlap-param-gather",
-                "--overlap-grad-reduce --overlap-param-gather --use-distributed-optimizer",
-            ),
-            (
-                "--recompute-granularity full",
-                "--recompute-granularity full --recompute-method block",
-            ),
             ("--save /a", "--save /a --save-interval 9"),
             ("--fp16 --bf16", "--bf16"),
             ("--exit-duration-in-mins 61", "--exit-duration-in-mins 60"),

@@ -251,8 +251,11 @@ def _at_once(
         if one.words == ("wait",) and not one.is_conditional:
             break
         runs += [one] * (at in alike)
-    if not any(one.end == "&" for one in runs):
+    ends = {one.end for one in runs}
+    if not ends & {"&", ""}:
         return 1
+    if any(one.in_loop for one in runs):
+        return None  # as many as it has passes
     differ = any(one.options != alike[first].options for one in alike.values())
     return None if differ or any(one.is_conditional for one in runs) else len(runs)
 

@@ -34,6 +34,8 @@ _NAMES = re.compile(r"\w+")
 _ARITHMETIC = re.compile(r"(?<![\w$({])(?<!for )\(\(([^()\n;']*(?:\([^()\n]*\)[^()\n;']*)*)\)\)")
 """A command that computes."""
 _LET = re.compile(r"\s*(\w+)\s*([-+*/%]?=(?!=)|\+\+|--)\s*(.*)", re.DOTALL)
+_GROUP = re.compile(r"(?:\)|(?<=[\s;])\})(?:[^\n;&|]|(?<=>)&)*(?<!>)&(?![&>])")
+"""The end of a group that runs in the background."""
 _EXPORTS = re.compile(r"\s-\w*x")
 """An option with which a declaration exports."""
 _SETS_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=([^${}'\"\\]*)\}")
@@ -58,7 +60,7 @@ class ShellCommand(NamedTuple):
     is_conditional: bool = False
     in_loop: bool = False
     end: str = "\n"
-    """The operator that ends it."""
+    """The operator that ends it; empty in a loop whose passes may be groups in the background."""
     document: str = ""
     """Its here-document."""
     target: str = ""
@@ -89,6 +91,8 @@ class Shell:
         self._named: set[str] = set()
         """Names in its commands, some of which call functions in another shell."""
         self._exports = False
+        self._has_groups = False
+        """Whether groups of its commands run in the background."""
         self._left = MAX_COMMANDS
         self._nesting = 0
         self._is_sure = True
@@ -104,6 +108,7 @@ class Shell:
 
         ValueError, after the commands before it, for what cannot be parsed.
         """
+        self._has_groups = _GROUP.search(text) is not None
         yield from self._commands(self._tokens(text))
         self._is_sure = False
         while unread := self._defined - self._named:
@@ -179,10 +184,11 @@ class Shell:
             is_sure = self._is_sure and not is_conditional and not is_chained
             found = self._run(words, extra, is_conditional=not is_sure)
             if found:
+                in_loop = any(block.keyword in branches.LOOPS for block in opened)
                 made = found._replace(
                     is_conditional=is_conditional,
-                    in_loop=any(block.keyword in branches.LOOPS for block in opened),
-                    end=word,
+                    in_loop=in_loop,
+                    end="" if in_loop and self._has_groups and word != "&" else word,
                     document=extra.get("document", ""),
                     target=_target(found.words) or extra.get("target", ""),
                     reads=of_document.union(*left.values()),

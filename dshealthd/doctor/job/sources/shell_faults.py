@@ -58,7 +58,8 @@ def faults(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
                     *(program, program),
                 )
     for command in seen:
-        is_waited = command.in_loop and command.end != "&" and command.words[0] in {"ssh", "srun"}
+        is_waited = command.in_loop and command.end not in {"&", ""}
+        is_waited = is_waited and command.words[0] in {"ssh", "srun"}
         found = launcher_command.parse(command.words, {}) if is_waited else None
         inner = found.find("torchrun") if found else None
         if found is None or inner is None:
