@@ -62,7 +62,6 @@ OF_OBJECTS = (
     *rows(
         "ContainerPort", _API,
         ("name~^.{16,}", "the name {0} of a port has more than 15 characters"),
-        ("containerPort>65535", "{0} is no port"),
     ),
     *rows(
         "ResourceRequirements", _API,
@@ -95,10 +94,6 @@ OF_OBJECTS = (
         for kind in ("JobSetSpec", "PyTorchJobSpec", "RayJobSpec", "RayClusterSpec", "MPIJobSpec")
     ),
     *rows(
-        "TrainJobSpec", "kubeflow.org/docs/components/trainer",
-        ("!runtimeRef.name", "it has no runtimeRef"),
-    ),
-    *rows(
         "JobSetSpec", "github.com/kubernetes-sigs/jobset, pkg/webhooks/jobset_webhook.go",
         ("successPolicy.targetReplicatedJobs@replicatedJobs.name",
          "successPolicy names {0}, which is none of its replicatedJobs"),
@@ -119,15 +114,12 @@ OF_OBJECTS = (
     *rows(
         "MPIJobSpec", "github.com/kubeflow/mpi-operator, pkg/apis/kubeflow/validation",
         ("!mpiReplicaSpecs.Launcher", "there is no Launcher in mpiReplicaSpecs"),
-        ("mpiReplicaSpecs.Launcher.replicas & !mpiReplicaSpecs.Launcher.replicas=1",
-         "{0} replicas of Launcher: there is one"),
     ),
     *rows(
         "RayJobSpec", _KUBERAY,
         ("ttlSecondsAfterFinished>0 & !shutdownAfterJobFinishes=true & !deletionStrategy",
          ("ttlSecondsAfterFinished takes shutdownAfterJobFinishes: true: KubeRay refuses it, and"
          " before 1.4 keeps the cluster and its GPUs")),
-        ("!rayClusterSpec & !clusterSelector", "it has neither rayClusterSpec nor clusterSelector"),
         ("!entrypoint & !submissionMode=InteractiveMode & !submitterPodTemplate",
          "it has no entrypoint"),
     ),

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dshealthd.doctor.check import warning
-from dshealthd.doctor.job.rules import rows
+from dshealthd.doctor.job.rules import JobRule, rows
 
 _MEGATRON = "github.com/NVIDIA/Megatron-LM, megatron/training/arguments.py, validate_args"
 _STAGES = "pipeline-model-parallel-size"
-_UNEVEN = "".join(
-    f" & !{name}"
-    for name in (
-        *("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
-        *("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"),
-        "pipeline-model-parallel-layout",
-    )
+_UNEVEN = (
+    " & !decoder-first-pipeline-num-layers & !decoder-last-pipeline-num-layers"
+    " & !account-for-embedding-in-pipeline-split & !account-for-loss-in-pipeline-split"
+    " & !pipeline-model-parallel-layout"
 )
 """Options of Megatron with which stages need not have as many layers as each other."""
 _TRAINER = "huggingface.co/docs/transformers/main_classes/trainer, TrainingArguments"
@@ -59,13 +56,16 @@ OF_PROGRAMS = (
         ("rdzv-backend & !rdzv-backend=c10d|etcd|etcd-v2|static|zeus",
          "there is no rendezvous backend {0}"),
         ("m & arguments~^\\S+\\.py$", "-m takes a module, a.b, not the file {1}"),
-        ("!no-python & !m & !module & arguments=python|python3",
-         "torchrun runs Python itself: it takes {3} for the script, which it cannot open"),
+    ),
+    *(
+        JobRule(
+            launcher, "!no-python & !m & !module & arguments=python|python3",
+            f"{launcher} runs Python itself: it takes {{3}} for the script, which it cannot open",
+            "--help of the launcher")
+        for launcher in ("torchrun", "deepspeed", "accelerate")
     ),
     *rows(
         "deepspeed", "github.com/deepspeedai/DeepSpeed, deepspeed/launcher/runner.py",
-        ("!no-python & !module & arguments=python|python3",
-         "deepspeed runs Python itself: it takes {2} for the script, which it cannot open"),
         ("launcher & !launcher=pdsh|openmpi|mvapich|slurm|mpich|impi|mosaicml",
          "there is no launcher {0}"),
         ("no-ssh & !node-rank", "--no_ssh takes --node_rank"),
@@ -88,8 +88,6 @@ OF_PROGRAMS = (
         "accelerate", "github.com/huggingface/accelerate, commands/launch.py",
         ("mixed-precision & !mixed-precision=no|False|fp16|bf16|fp8",
          "there is no mixed_precision {0}"),
-        ("!no-python & !m & !module & arguments=python|python3",
-         "accelerate launch runs Python itself: it takes {3} for the script"),
         (("srun:program & deepspeed-multinode-launcher & nnodes>1"
          " & !deepspeed-multinode-launcher=standard"),
          ("deepspeed_multinode_launcher {1} starts all nodes over SSH, and srun starts it on each"
