@@ -74,8 +74,8 @@ def _programs(start: Start, subject: str) -> list[Mapping[str, Sequence[str]]]:
     found: list[Mapping[str, Sequence[str]]] = []
     for one in start.chain:
         if subject == ("accelerate" if one.by_accelerate else one.program):
-            asked = start.requested if subject == "srun" else {}  # which holds for steps, too
-            options = {name: [value] for name, value in {**asked, **one.options}.items()}
+            outer = start.requested if subject == "srun" else {}  # which holds for steps, too
+            options = {name: [value] for name, value in {**outer, **one.options}.items()}
             found.append({**options, "arguments": one.arguments[:1], "program": [""]})
     return [
         *found,

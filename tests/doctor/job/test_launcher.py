@@ -656,6 +656,14 @@ def test_files_that_a_script_runs(tmp_path: Path) -> None:
     made = asked(str(job))
     assert (made.layout.ranks, made.layout.nodes) == (24, 3)
     assert "train_batch_size 7 is not a multiple of 24" in results("batch-sizes", made)[0].text
+    for size, says in (("$((4 + 5))", "train_batch_size 9 is not a multiple of 8"), ("$SIZE", "")):
+        job.write_text(
+            f'#!/bin/bash\ncat > own.json <<E\n{{"train_batch_size": {size}}}\nE\n'
+            "deepspeed --num_gpus=8 x.py --deepspeed own.json\n"
+        )
+        made = asked(str(job))
+        assert (made.config.name if made.config else "") == str(job) * bool(says)
+        assert not says or says in results("batch-sizes", made)[0].text
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,11 @@ CASES = (
         "sets BATCH_SIZE, which nothing reads, and reads BATCHSIZE",
     ),
     (
+        "srun bash -c 'RANK=$OMPI_COMM_WORLD_RANK python t.py'",
+        "bash -c 'RANK=$OMPI_COMM_WORLD_RANK python t.py'",
+        "reads OMPI_COMM_WORLD_RANK, which is never set",
+    ),
+    (
         f"for h in $HOSTS; do\n{_ON_HOST} t.py\ndone",
         f"for h in $HOSTS; do\n{_ON_HOST} t.py &\ndone\nwait",
         "the loop waits for each node's torchrun",
