@@ -184,10 +184,6 @@ INVARIANTS = (
                "{0:rank} ({start.layout.source}) cannot be divided into groups of"
                " {start.product} = {1}"), "parallelism"),
     Invariant(
-        within("heads", _multiple, "tensor parallelism",
-               "num_attention_heads {0} is not a multiple of tensor_model_parallel_size {1}"),
-        *("parallelism", "megatron/core/transformer/transformer_config.py")),
-    Invariant(
         within("global batch", _multiple, "batch of all copies",
                "global_batch_size {0} is not a multiple of micro_batch_size x data-parallel ranks"
                " = {1}"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, unknown
 from dshealthd.doctor.job.config import UNREADABLE
-from dshealthd.doctor.job.sources.deepspeed_config import Settings
+from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.remedies import at_key
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ def _batch_sizes(context: JobContext, config: Source[Parsed]) -> Iterator[Result
 def _of_trainer(context: JobContext, name: str, document: dict[str, Any]) -> Iterator[Result]:
     """Yield settings that are not those of the arguments of Hugging Face's Trainer."""
     said = context.launcher.stated if context.launcher else {}
-    of = Settings(document)
+    of = ManifestFields(document)
     if _TRAINER not in said:
         return
     for path, argument in _FILLED.items():
-        value, text = of(path), said.get(argument)
+        value, text = of.stated(path), said.get(argument)
         differs = False
         if isinstance(value, bool) and "$" not in (text or "") and "pure_bf16" not in said:
             differs = value == ((text or "false" * (text is None)).lower() in _FALSE)

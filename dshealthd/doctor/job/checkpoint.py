@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical
-from dshealthd.doctor.job.sources.deepspeed_config import Settings
+from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.remedies import find_key, paste, show, unreadable
 
 if TYPE_CHECKING:
@@ -129,9 +129,9 @@ def _absent(path: str, gap: Gap) -> Result:
 
 
 def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
-    inspection, of = context.inspection, Settings(context.document or {})
+    inspection, of = context.inspection, ManifestFields(context.document)
     settings = (inspection.settings if inspection else None) or {}
-    universal = settings.get("load_universal", of("checkpoint.load_universal") is True)
+    universal = settings.get("load_universal", of.stated("checkpoint.load_universal") is True)
     path = _path(checkpoint)
     program = ("python", "-m", "deepspeed.checkpoint.ds_to_universal")
     target = f"{path}_universal"
@@ -174,7 +174,7 @@ def _configured_stage(context: JobContext) -> int | None:
     inspection = context.inspection
     if inspection is not None and inspection.settings is not None:
         return int(inspection.settings["stage"])
-    stage = Settings(context.document or {}).stated("zero_optimization.stage") or 0
+    stage = ManifestFields(context.document).stated("zero_optimization.stage") or 0
     return stage if isinstance(stage, int) and context.document is not None else None
 
 

@@ -11,7 +11,6 @@ from dshealthd.doctor.job.config import UNREADABLE
 from dshealthd.doctor.job.facts import fields
 from dshealthd.doctor.job.rules import JobRule, broken
 from dshealthd.doctor.job.rules_of_deepspeed import OF_DEEPSPEED
-from dshealthd.doctor.job.sources.deepspeed_config import Settings
 from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.remedies import at_key, find_key, paste
 
@@ -26,8 +25,9 @@ if TYPE_CHECKING:
 
 def _half(document: Mapping[str, Any]) -> str:
     """Return which half precision is enabled."""
-    of, names = Settings(document), {"fp16": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
-    return next((kind for key, kind in names.items() if of(f"{key}.enabled") is True), "")
+    of = ManifestFields(document)
+    names = {"fp16": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
+    return next((kind for key, kind in names.items() if of.stated(f"{key}.enabled") is True), "")
 
 
 def refused(name: str, document: Mapping[str, Any]) -> Iterator[tuple[JobRule, Result]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -22,6 +23,7 @@ from dshealthd.doctor.job.sources import (
     slurm_script,
 )
 from dshealthd.doctor.job.sources.calls import Call, calls
+from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 from dshealthd.doctor.job.sources.layout import Layout, layout, slots
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
 __all__ = ["JobContext", "add_arguments", "context"]
 
 MAX_HOSTFILE = 1 << 20
+_FOLDER = re.compile(r"\$\{?(SLURM_SUBMIT_DIR|PWD)\}?/")
+"""The folder where a job is submitted, which most often is that of its script."""
 MAX_HOSTS = 256
 """Maximum number of hosts to check, from the first on."""
 DEFAULT_HOSTFILE = "/job/hostfile"
@@ -94,9 +98,11 @@ class JobContext:
     @cached_property
     def document(self) -> dict[str, Any] | None:
         """The job's configuration as a dictionary; None if it could not be read."""
-        if self.config is None or self.config.value is None:
+        written = self.batch_script.config if self.batch_script else None
+        given = self.config.value if self.config else written
+        if given is None:
             return None
-        found = self.config.value["document"]
+        found = given["document"]
         if found is None and self.inspection is not None:
             found = self.inspection.document
         return found if isinstance(found, dict) else None
@@ -180,13 +186,16 @@ class JobContext:
         """What the launcher starts, and what Slurm gives it."""
         nodes = natural(self.slurm_options.get("nodes"))
         outer = self.launcher.program if self.launcher else ""
+        together = nodes
+        if self.launcher and nodes and "nodes" in self.launcher.options:  # those of one step
+            together = self.launcher.at_once and nodes * self.launcher.at_once
         return Start(
             command=self.launcher,
             layout=self.layout,
             variables=self.variables,
             requested=slurm_script.requested(None, self.batch_script, self.environment),
-            nodes=nodes,
-            given=f"Slurm gives the job {nodes}",
+            nodes=together,
+            given=f"Slurm gives the job {together}",
             gpus=self.gpus_per_node,
             memory=slurm_options.memory(self.slurm_options),
             copies=(nodes or self.layout.nodes or 1) if outer == "srun" else 1,
@@ -195,6 +204,7 @@ class JobContext:
             calls=self._calls,
             script=self.batch_script.program if self.batch_script else "",
             unset=self.batch_script.unset if self.batch_script else {},
+            config=self.document or {},
         )
 
     @property
@@ -311,7 +321,7 @@ def context(args: argparse.Namespace, environment: Mapping[str, str] = os.enviro
     named = JobContext(command=command, script=script)
     directory = os.path.dirname(file or "")
     hostfile = args.hostfile or _named_hostfile(named, directory)
-    config = config or _named_config(named, directory)
+    config = config or (named.launcher and _beside(named.launcher.config, directory)) or ""
     readers = {}
     if command is not None or script is not None:
         readers["deepspeed_env"] = variables_in_deepspeed_env
@@ -324,6 +334,11 @@ def context(args: argparse.Namespace, environment: Mapping[str, str] = os.enviro
         universal = _loads_universal(found.get("config"))
         read = partial(checkpoint_files.read, args.checkpoint, args.tag, universal=universal)
         found |= read_all({"checkpoint": read})
+    written = (
+        named.batch_script.config if named.batch_script and not args.deepspeed_config else None
+    )
+    if written:
+        found["config"], config = Source(file, written), file
     made = JobContext(
         config=_mapped(found.get("config"), config, dict),
         hostfile=_mapped(found.get("hostfile"), hostfile, str),
@@ -373,9 +388,8 @@ def _read_config(path: str) -> deepspeed_config.Parsed:
 def _read_script(path: str, environment: Mapping[str, str]) -> dict[str, Any]:
     def read(name: str) -> str:
         """Return the text of a file that the script names; empty if it cannot be read."""
-        for place in (os.path.join(os.path.dirname(path), name), name):
-            with contextlib.suppress(OSError, ValueError, ArithmeticError):
-                return read_text(place, slurm_script.MAX_BYTES)
+        with contextlib.suppress(OSError, ValueError, ArithmeticError):
+            return read_text(_beside(name, os.path.dirname(path)), slurm_script.MAX_BYTES)
         return ""
 
     try:
@@ -398,19 +412,7 @@ def _command(words: Sequence[str], environment: Mapping[str, str]) -> Source[Lau
 
 def _loads_universal(config: Source[deepspeed_config.Parsed] | None) -> bool:
     document = config.value["document"] if config and config.value else None
-    return deepspeed_config.Settings(document or {}).stated("checkpoint.load_universal") is True
-
-
-def _named_config(made: JobContext, directory: str) -> str:
-    """Return the configuration of DeepSpeed that the training's arguments name; "" if none is known
-    and here.
-    """
-    inner = list(made.launcher.chain())[-1] if made.launcher else None
-    options = {**inner.stated, **inner.options} if inner else {}
-    named = ("deepspeed", "deepspeed_config", "deepspeed_config_file", "deepspeed-config-file")
-    names = (options.get(one, "") for one in named)
-    name = next((name for name in names if name.endswith((".json", ".hjson"))), "")
-    return _beside(name, directory)
+    return ManifestFields(document).stated("checkpoint.load_universal") is True
 
 
 def _named_hostfile(made: JobContext, directory: str) -> str:
@@ -425,5 +427,6 @@ def _named_hostfile(made: JobContext, directory: str) -> str:
 
 def _beside(name: str, directory: str) -> str:
     """Return where a file is that a script in a directory names; "" if it is not here."""
+    name = _FOLDER.sub("", name)
     places = (name, os.path.join(directory, name))
     return next((one for one in places if name and "$" not in name and os.path.isfile(one)), "")

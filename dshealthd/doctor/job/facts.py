@@ -10,6 +10,8 @@ from dshealthd.doctor.job.rules import JobRule, broken
 from dshealthd.doctor.job.rules_of_kubernetes import OF_OBJECTS
 from dshealthd.doctor.job.rules_of_programs import OF_PROGRAMS, OF_SETTINGS
 from dshealthd.doctor.job.sources import schema
+from dshealthd.doctor.job.sources.expansion import PER_NODE
+from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.job.sources.slurm_options import seconds
 from dshealthd.doctor.job.start import Invariant
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from dshealthd.doctor.job.rules import Values
-    from dshealthd.doctor.job.sources.fields import ManifestFields
     from dshealthd.doctor.job.start import Start
 
 _ALIKE = {"podman": "docker", "singularity": "apptainer"}
@@ -73,7 +74,8 @@ def _programs(start: Start, subject: str) -> list[Mapping[str, Sequence[str]]]:
     found: list[Mapping[str, Sequence[str]]] = []
     for one in start.chain:
         if subject == ("accelerate" if one.by_accelerate else one.program):
-            options = {name: [value] for name, value in one.options.items()}
+            outer = start.requested if subject == "srun" else {}  # which holds for steps, too
+            options = {name: [value] for name, value in {**outer, **one.options}.items()}
             found.append({**options, "arguments": one.arguments[:1], "program": [""]})
     return [
         *found,
@@ -87,8 +89,12 @@ def _said(rule: JobRule, start: Start) -> Iterator[str]:
         def values(key: str, own: Mapping[str, Sequence[str]] = options) -> Sequence[str]:
             if key.startswith("$"):
                 found = start.variables.get(key[1:])
-                return [] if found is None else [found]
+                one = re.fullmatch(r"\$\{?(\w+)\}?", found or "")
+                known = one[1] if one and one[1] in PER_NODE else found  # another on each, not open
+                return [] if known is None else [known]
             program, colon, name = key.partition(":")
+            if program == "config":
+                return fields(ManifestFields(start.config))(name)
             for other in _programs(start, program) if colon else ():
                 return other.get(name, ())
             return () if colon else own.get(key, ())

@@ -23,7 +23,6 @@ from dshealthd.doctor.job.sources.manifest import (
     Manifest,
     PodTemplate,
     is_gpu,
-    size,
 )
 from dshealthd.doctor.job.sources.rendezvous import rendezvous
 from dshealthd.doctor.job.start import Invariant, Start, broken, within
@@ -114,7 +113,7 @@ def start_of(pod: PodTemplate, manifest: Manifest) -> PodStart:
     with_gpus = [one for one in manifest.pods if one.gpus]
     workers = sum(one.count for one in with_gpus)
     is_first = with_gpus[:1] == [pod] and (layout.nodes or 0) > 1
-    memory = size(pod.limits, "memory")
+    memory = pod.limits.size("memory")
     probe, shared = main.at("livenessProbe"), pod.shared_memory or 0
     ends = pod.kind.endswith(("Job", "JobSet", "Pod"))  # servers are another matter
     waits = probe.number("periodSeconds", 10) * probe.number("failureThreshold", 3)
@@ -251,34 +250,30 @@ def _misread(start: PodStart) -> Iterator[str]:
             yield f"no shell expands ${name} in command or args: write $({name})"
 
 
-def _written(start: PodStart) -> Iterator[str]:
-    """Yield output of the training on a mount that is read-only."""
-    pod = start.pod
-    fixed = set()
-    for mount in pod.main.each("volumeMounts"):
-        volume = pod.volumes.get(mount.text("name"), ManifestFields())
-        is_fixed = volume.at("persistentVolumeClaim").get("readOnly") is True
-        if mount.get("readOnly") is True or is_fixed or "configMap" in volume or "secret" in volume:
-            fixed.add(mount.text("mountPath").rstrip("/"))
+def _outputs(pod: PodTemplate) -> Iterator[tuple[str, str, str]]:
+    """Yield the options that say where a training writes, each with its path and the mount there;
+    empty where nothing is mounted.
+    """
     words = [*pod.words, *(word for text in pod.words for word in text.split())]
     for option, path in launcher_command.outputs(words):
-        if inside := [one for one in fixed if path == one or path.startswith(f"{one}/")]:
-            yield f"--{option} {path[:80]} cannot be written: {inside[0]} is mounted read-only"
+        above = (one for one in pod.mounts if path == one or path.startswith(f"{one}/"))
+        yield option, path, max(above, key=len, default="")
+
+
+def _written(start: PodStart) -> Iterator[str]:
+    """Yield output of the training on a mount that is read-only."""
+    for option, path, place in _outputs(start.pod):
+        mount, volume = start.pod.mounts.get(place, (ManifestFields(), ManifestFields()))
+        is_fixed = True in (mount.get("readOnly"), volume.stated("persistentVolumeClaim.readOnly"))
+        if is_fixed or {"configMap", "secret"} & volume.value.keys():
+            yield f"--{option} {path[:80]} cannot be written: {place} is mounted read-only"
 
 
 def _lost(start: PodStart) -> Iterator[str]:
     """Yield where a training saves, though none of its volumes is there."""
-    pod = start.pod
-    mounts = {one.text("mountPath").rstrip("/"): one for one in pod.main.each("volumeMounts")}
-    words = [*pod.words, *(word for text in pod.words for word in text.split())]
-    lasts = [
-        path
-        for path, one in mounts.items()
-        if "persistentVolumeClaim" in pod.volumes.get(one.text("name"), ManifestFields())
-    ]
-    for option, path in launcher_command.outputs(words):
-        is_inside = any(path == one or path.startswith(f"{one}/") for one in mounts)
-        if SAVES.search(option) and path.startswith("/") and lasts and not is_inside:
+    lasts = [at for at, (_, one) in start.pod.mounts.items() if "persistentVolumeClaim" in one]
+    for option, path, place in _outputs(start.pod):
+        if SAVES.search(option) and path.startswith("/") and lasts and not place:
             yield f"--{option} {path[:80]} is lost with its container: {lasts[0]} is what lasts"
 
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import warning
 from dshealthd.doctor.job.sources.launcher_command import (
+    EXCLUSIVE,
     FLAGS,
+    FORMS,
     VALUED,
     LauncherCommand,
     nearest,
@@ -26,54 +28,6 @@ _PLACES = {
     "deepspeed": ("hostfile", "num-nodes", "no-ssh"),
 }
 """Options that say where ranks run, and that no script has for itself."""
-EXCLUSIVE = {
-    # Slurm 22.05.8, which does not refuse what sbatch(1) says of --hint
-    "srun": (
-        *("mem mem-per-cpu mem-per-gpu", "cpus-per-task cpus-per-gpu"),
-        *("ntasks-per-gpu gpus-per-task", "ntasks-per-gpu gpus-per-socket"),
-        "ntasks-per-gpu ntasks-per-node",
-    ),
-    # deepspeed/launcher/runner.py, parse_resource_filter and main
-    "deepspeed": (
-        "include exclude",
-        *(f"include {one}" for one in ("num-gpus", "num-accelerators", "num-nodes")),
-        *(f"exclude {one}" for one in ("num-gpus", "num-accelerators", "num-nodes")),
-    ),
-    # accelerate/commands/launch.py, launch_command; utils/dataclasses.py, DeepSpeedPlugin
-    "accelerate": (
-        "cpu multi-gpu tpu use-deepspeed use-fsdp use-megatron-lm",
-        *(
-            f"deepspeed-config-file {one}"
-            for one in (
-                *("zero-stage", "gradient-accumulation-steps", "gradient-clipping"),
-                *("offload-optimizer-device", "offload-param-device", "zero3-save-16bit-model"),
-            )
-        ),
-    ),
-}
-"""Options of which a launcher takes one alone; sbatch refuses those of srun."""
-
-
-_COUNT = r"-?\d+"
-_COUNTED = r"([a-z]\w*:)?([\w.-]+:)?\d+(,.*)?"
-FORMS = {
-    **dict.fromkeys(
-        (
-            *("ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task", "cpus-per-gpu"),
-            *("node-rank", "master-port", "max-restarts", "num-processes", "num-nodes"),
-            *("num-gpus", "num-accelerators", "zero-stage"),
-        ),
-        _COUNT,
-    ),
-    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task"), _COUNTED),
-    "gres": "[a-z].*",
-    "nnodes": r"\d+(:\d+)?",
-    "nproc-per-node": r"[1-9]\d*|[a-z]\w*",
-    "nodes": r"\d+[km]?([-:,]\d+[km]?)*",
-    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), r"\d+(\.\d+)?[kmgt]?b?"),
-    "time": r"(\d+-)?\d+(:\d+){0,2}|unlimited|infinite|-1",
-}
-"""What values of options can be, in any case of letters."""
 _KINDS = {
     "multi-gpu": "MULTI_GPU",
     "use-fsdp": "FSDP",

@@ -2,22 +2,26 @@
 
 A row holds where all of its terms, joined by ` & `, hold. A term is `KEY`, which is given;
 `KEY=a|b`, whose value is one of these; `KEY~PATTERN`, in which the pattern
-is found; `KEY<OTHER`, `KEY>OTHER`, `KEY%OTHER`: a number below, above, or no multiple of another;
-`KEY@OTHER`: a value that is none of those of the other key; `KEY*`: a value that is there twice. A
-`!` in front says that it is not so. No row speaks of a value that only a shell or a template knows.
+is found; `KEY<OTHER`, `KEY>OTHER`, `KEY%OTHER`: a number below, above, or no multiple of another,
+which may be a product, `ONE*TWO`; `KEY@OTHER`: a value that is none of those of the other key;
+`KEY*`: a value that is there twice. A `!` in front says that it is not so. No row speaks of a value
+that only a shell or a template knows.
 
 A key is a field or option of the row's subject: a type of Kubernetes' objects
 (`kubernetes_fields.toml`), with a dotted path below it, a setting of DeepSpeed, or a program.
 `PROGRAM:KEY` is an option of another program, `$NAME` a variable of the processes, `script:text`
-the training's program, `job:KEY` a quantity of the job.
+the training's program, `config:KEY` a setting of DeepSpeed, `job:KEY` a quantity of the job.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.doctor.check import Result, critical
+from dshealthd.doctor.job.sources.fields import quantity
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
@@ -27,8 +31,6 @@ if TYPE_CHECKING:
     """The values of a key; none where it is not given."""
 
 _TERM = re.compile(r"(!?)(\S+?)(?:(=|~|<|>|%|@)(.*)|(\*))?", re.DOTALL)
-_NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,15})?(?:e-?\d{1,2})?)(m|[kMGTP]i?)?")
-"""A number, perhaps with a unit of Kubernetes."""
 _OPEN = re.compile(r"\$|\{\{|^<.*>$|^%|^auto$")
 """In a value that is filled in before it is read."""
 
@@ -78,26 +80,18 @@ def _related(value: str, relation: str, other: str, values: Values) -> bool:
         return value in other.split("|")
     if relation == "~":
         return re.search(other, value) is not None
-    others = [other] if natural(other) is not None else list(values(other))
-    if any(_OPEN.search(one) for one in others) or not others:
+    factors = [
+        [other] if natural(other) is not None else values(other) for other in other.split("*")
+    ]
+    if not all(factors) or any(_OPEN.search(one) for one in itertools.chain(*factors)):
         return False
     if relation == "@":
-        return value not in others
-    left, right = _number(value), _number(others[0])
-    if left is None or right is None:
+        return value not in factors[0]
+    left, rights = quantity(value), [quantity(one[0]) for one in factors]
+    if left is None or None in rights:
         return False
+    right = math.prod(one for one in rights if one is not None)
     return {"<": left < right, ">": left > right, "%": bool(right) and left % right != 0}[relation]
-
-
-def _number(text: str) -> float | None:
-    """Return the number in a text; None if it is none."""
-    if (match := _NUMBER.fullmatch(text)) is None:
-        return None
-    unit = match[2] or ""
-    scale = (
-        1e-3 if unit == "m" else (1024 if "i" in unit else 1000) ** " kMGTP".find(unit[:1] or " ")
-    )
-    return float(match[1]) * scale
 
 
 def rows(

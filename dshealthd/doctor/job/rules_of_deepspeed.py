@@ -53,26 +53,10 @@ OF_DEEPSPEED = tuple(
         ("pipeline.stages", f"pipeline.stages>1 & {_ZERO}.stage>1",
          ("ZeRO stage {1} shards gradients, which the pipeline engine refuses: it takes stage 0 or"
           " 1"), "deepspeed/runtime/pipe/engine.py, PipelineEngine.__init__"),
-        *(
-            ("data_types.grad_accum_dtype",
-             f"data_types.grad_accum_dtype={other} & {half}.enabled=true",
-             f"gradients of a model in {half} cannot be accumulated in the other half precision",
-             f"{_ENGINE}, get_data_types")
-            for half, other in (("fp16", "bf16"), ("bf16", "fp16"))
-        ),
-        ("communication_data_type",
-         "communication_data_type & !communication_data_type~(?i)^(fp16|bf16|fp32)$",
-         "communication_data_type is {0}, not fp16, bf16 or fp32",
-         f"{_CONFIG}, get_communication_data_type"),
         ("checkpoint.tag_validation",
          "checkpoint.tag_validation & !checkpoint.tag_validation~(?i)^(ignore|warn|fail)$",
          "tag_validation is {0}, not Ignore, Warn or Fail",
          f"{_CONFIG}, get_checkpoint_tag_validation_mode"),
-        ("activation_checkpointing.contiguous_memory_optimization",
-         ("activation_checkpointing.contiguous_memory_optimization=true"
-          " & !activation_checkpointing.partition_activations=true"),
-         "contiguous_memory_optimization takes partition_activations true",
-         "deepspeed/runtime/activation_checkpointing/checkpointing.py, configure"),
     )
 ) + tuple(
     JobRule(*row, warning)

@@ -29,11 +29,7 @@ OF_OBJECTS = (
         ("completionMode=Indexed & !completions", "completionMode: Indexed takes completions"),
         ("backoffLimitPerIndex & !completionMode=Indexed",
          "backoffLimitPerIndex takes completionMode: Indexed"),
-        ("maxFailedIndexes & !backoffLimitPerIndex",
-         "maxFailedIndexes takes backoffLimitPerIndex"),
         ("successPolicy & !completionMode=Indexed", "successPolicy takes completionMode: Indexed"),
-        ("podFailurePolicy.rules.action=FailIndex & !backoffLimitPerIndex",
-         "the action FailIndex takes backoffLimitPerIndex"),
         ("podFailurePolicy.rules.onExitCodes.containerName@template.spec.containers.name",
          "podFailurePolicy names the container {0}, which these pods do not have"),
     ),
@@ -43,34 +39,19 @@ OF_OBJECTS = (
          "restartPolicy of a Job must be Never or OnFailure"),
     ),
     *rows(
-        "PodFailurePolicyRule", _API,
-        ("onExitCodes & onPodConditions", "a rule has onExitCodes or onPodConditions, not both"),
-        ("onExitCodes.operator=In & onExitCodes.values=0",
-         "values of onExitCodes must not contain 0 with the operator In"),
-    ),
-    *rows(
         "PodSpec", _API,
-        ("dnsPolicy=None & !dnsConfig.nameservers", "dnsPolicy: None takes dnsConfig.nameservers"),
         ("containers.name*", "two containers are named {0}"),
         ("volumes.name*", "two volumes are named {0}"),
-        ("shareProcessNamespace=true & hostPID=true",
-         "shareProcessNamespace and hostPID exclude each other"),
-        ("hostNetwork=true & containers.ports.hostPort@containers.ports.containerPort",
-         "with hostNetwork a hostPort, {1}, is the containerPort"),
     ),
     *rows(
         "Container", _API,
         ("image & !name~^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
          "a container's name, {1}, has lower-case letters, digits, and at most 63 characters"),
         ("volumeMounts.mountPath*", "{0} is mounted twice"),
-        ("livenessProbe.successThreshold>1", "successThreshold of a livenessProbe is 1, not {0}"),
-        ("securityContext.privileged=true & securityContext.allowPrivilegeEscalation=false",
-         "a privileged container cannot have allowPrivilegeEscalation: false"),
     ),
     *rows(
         "EnvVar", _API,
         ("value~. & valueFrom", "a variable has value or valueFrom, not both"),
-        ("!name", "a variable has no name"),
     ),
     *rows(
         "ObjectFieldSelector", "kubernetes.io/docs/concepts/workloads/pods/downward-api",
@@ -81,21 +62,17 @@ OF_OBJECTS = (
     *rows(
         "ContainerPort", _API,
         ("name~^.{16,}", "the name {0} of a port has more than 15 characters"),
-        ("!containerPort", "a port has no containerPort"),
-        ("containerPort>65535", "{0} is no port"),
-    ),
-    *rows(
-        "Toleration", _API,
-        ("operator=Exists & value~.", "operator: Exists takes no value, but it is {1}"),
-        ("tolerationSeconds & effect & !effect=NoExecute",
-         "tolerationSeconds takes effect: NoExecute, not {1}"),
-        ("!key & !operator=Exists", "a toleration without a key takes operator: Exists"),
     ),
     *rows(
         "ResourceRequirements", _API,
         *(
             (f"requests.{name}>limits.{name}", f"{{0}} {name} in requests is above its limit")
             for name in ("cpu", "memory", "ephemeral-storage")
+        ),
+        *(
+            ((f"limits.hugepages-{size} & !limits.cpu & !limits.memory & !requests.cpu"
+             " & !requests.memory"), f"hugepages-{size} takes cpu or memory beside it")
+            for size in ("2Mi", "1Gi")
         ),
     ),
     *rows(
@@ -115,10 +92,6 @@ OF_OBJECTS = (
         JobRule(f"{kind} object", r"metadata.name~^\d",
              "its name, {0}, begins with a digit: its Services' names must not", _NAMES)
         for kind in ("JobSetSpec", "PyTorchJobSpec", "RayJobSpec", "RayClusterSpec", "MPIJobSpec")
-    ),
-    *rows(
-        "TrainJobSpec", "kubeflow.org/docs/components/trainer",
-        ("!runtimeRef.name", "it has no runtimeRef"),
     ),
     *rows(
         "JobSetSpec", "github.com/kubernetes-sigs/jobset, pkg/webhooks/jobset_webhook.go",
@@ -141,30 +114,20 @@ OF_OBJECTS = (
     *rows(
         "MPIJobSpec", "github.com/kubeflow/mpi-operator, pkg/apis/kubeflow/validation",
         ("!mpiReplicaSpecs.Launcher", "there is no Launcher in mpiReplicaSpecs"),
-        ("mpiReplicaSpecs.Launcher.replicas & !mpiReplicaSpecs.Launcher.replicas=1",
-         "{0} replicas of Launcher: there is one"),
     ),
     *rows(
         "RayJobSpec", _KUBERAY,
         ("ttlSecondsAfterFinished>0 & !shutdownAfterJobFinishes=true & !deletionStrategy",
          ("ttlSecondsAfterFinished takes shutdownAfterJobFinishes: true: KubeRay refuses it, and"
          " before 1.4 keeps the cluster and its GPUs")),
-        ("suspend=true & !shutdownAfterJobFinishes=true",
-         "suspend takes shutdownAfterJobFinishes: true"),
-        ("!rayClusterSpec & !clusterSelector", "it has neither rayClusterSpec nor clusterSelector"),
         ("!entrypoint & !submissionMode=InteractiveMode & !submitterPodTemplate",
          "it has no entrypoint"),
-        ("backoffLimit>0 & clusterSelector", "backoffLimit is refused with clusterSelector"),
-        ("submissionMode=SidecarMode & submitterPodTemplate",
-         "SidecarMode takes no submitterPodTemplate"),
     ),
     *rows(
         "RayJobSpec object",
         "github.com/kubernetes-sigs/kueue, pkg/controller/jobs/rayjob/rayjob_webhook.go",
         ("metadata.labels[kueue.x-k8s.io/queue-name] & !spec.shutdownAfterJobFinishes=true",
          "Kueue refuses a RayJob without shutdownAfterJobFinishes: true"),
-        ("metadata.labels[kueue.x-k8s.io/queue-name] & spec.clusterSelector",
-         "Kueue refuses a RayJob with clusterSelector"),
     ),
     *rows(
         "WorkerGroupSpec", _KUBERAY,

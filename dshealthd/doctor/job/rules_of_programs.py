@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dshealthd.doctor.check import warning
-from dshealthd.doctor.job.rules import rows
+from dshealthd.doctor.job.rules import JobRule, rows
 
 _MEGATRON = "github.com/NVIDIA/Megatron-LM, megatron/training/arguments.py, validate_args"
+_STAGES = "pipeline-model-parallel-size"
+_UNEVEN = (
+    " & !decoder-first-pipeline-num-layers & !decoder-last-pipeline-num-layers"
+    " & !account-for-embedding-in-pipeline-split & !account-for-loss-in-pipeline-split"
+    " & !pipeline-model-parallel-layout"
+)
+"""Options of Megatron with which stages need not have as many layers as each other."""
 _TRAINER = "huggingface.co/docs/transformers/main_classes/trainer, TrainingArguments"
 _FSDP = "github.com/huggingface/accelerate, utils/dataclasses.py, FullyShardedDataParallelPlugin"
 _PYXIS = "github.com/NVIDIA/pyxis, README, args.c"
@@ -16,9 +23,7 @@ _RAY = "docs.ray.io/en/latest/cluster/vms/user-guides/community/slurm.html"
 OF_PROGRAMS = (
     *rows(
         "sbatch", _SLURM,
-        ("array~[-,] & !array~%1$ & output & !output~%[ajJAx]|\\$",
-         "all tasks of the array write into one file, {2}: %a or %j is missing"),
-        ("array~[-,] & !array~%1$ & output~%A & !output~%[aj]",
+        ("array~[-,] & !array~%1$ & output & !output~%[ajJ]|\\$",
          "all tasks of the array write into one file, {2}: %a or %j is missing"),
         ("job-name=bash|interactive & script:text~lightning",
          "Lightning takes a job named {0} for an interactive one, and ignores Slurm's ranks"),
@@ -41,7 +46,8 @@ OF_PROGRAMS = (
     ),
     *rows(
         "srun", "docs.pytorch.org/docs/stable/generated/torch.cuda.set_device.html",
-        (r"gpus-per-task=1 & sbatch:ntasks-per-node>1 & script:text~(?i)set_device\([^)]*local",
+        (("gpus-per-task=1 & sbatch:ntasks-per-node>1 & !gpu-bind & !$CUDA_VISIBLE_DEVICES"
+         r" & !$LOCAL_RANK=0 & script:text~(?i)set_device\([^)]*local & !script:text~device_count"),
          ("with --gpus-per-task=1 a task sees one GPU, which is device 0, but the program chooses"
          " its device by its local rank: `invalid device ordinal`")),
     ),
@@ -50,21 +56,16 @@ OF_PROGRAMS = (
         ("rdzv-backend & !rdzv-backend=c10d|etcd|etcd-v2|static|zeus",
          "there is no rendezvous backend {0}"),
         ("m & arguments~^\\S+\\.py$", "-m takes a module, a.b, not the file {1}"),
-        ("module & arguments~^\\S+\\.py$", "--module takes a module, a.b, not the file {1}"),
-        ("!no-python & !m & !module & arguments=python|python3",
-         "torchrun runs Python itself: it takes {3} for the script, which it cannot open"),
-        ("redirects & !redirects~^([0-3]|\\d+:[0-3](,\\d+:[0-3])*)$",
-         "--redirects is 0 to 3, or RANK:KIND,..., not {0}"),
-        ("tee & !tee~^([0-3]|\\d+:[0-3](,\\d+:[0-3])*)$",
-         "--tee is 0 to 3, or RANK:KIND,..., not {0}"),
-        ("rdzv-conf & !rdzv-conf~^[\\w.]+=[^,=]+(,[\\w.]+=[^,=]+)*$",
-         "--rdzv-conf is KEY=VALUE,..., not {0}"),
-        ("start-method & !start-method=spawn|fork|forkserver", "there is no start method {0}"),
+    ),
+    *(
+        JobRule(
+            launcher, "!no-python & !m & !module & arguments=python|python3",
+            f"{launcher} runs Python itself: it takes {{3}} for the script, which it cannot open",
+            "--help of the launcher")
+        for launcher in ("torchrun", "deepspeed", "accelerate")
     ),
     *rows(
         "deepspeed", "github.com/deepspeedai/DeepSpeed, deepspeed/launcher/runner.py",
-        ("!no-python & !module & arguments=python|python3",
-         "deepspeed runs Python itself: it takes {2} for the script, which it cannot open"),
         ("launcher & !launcher=pdsh|openmpi|mvapich|slurm|mpich|impi|mosaicml",
          "there is no launcher {0}"),
         ("no-ssh & !node-rank", "--no_ssh takes --node_rank"),
@@ -79,8 +80,6 @@ OF_PROGRAMS = (
         (("fsdp-state-dict-type & !fsdp-state-dict-type~"
          r"(?i)^((FULL|LOCAL|SHARDED)_STATE_DICT|\d)$"),
          "there is no fsdp_state_dict_type {0}"),
-        ("fsdp-version=2 & fsdp-state-dict-type=LOCAL_STATE_DICT",
-         "FSDP2 has no LOCAL_STATE_DICT"),
         ("fsdp-activation-checkpointing=true|True & training:gradient-checkpointing=|true|True|1",
          ("activation checkpointing is on in FSDP and in the training (gradient_checkpointing):"
          " Transformers refuses both")),
@@ -89,8 +88,6 @@ OF_PROGRAMS = (
         "accelerate", "github.com/huggingface/accelerate, commands/launch.py",
         ("mixed-precision & !mixed-precision=no|False|fp16|bf16|fp8",
          "there is no mixed_precision {0}"),
-        ("!no-python & !m & !module & arguments=python|python3",
-         "accelerate launch runs Python itself: it takes {3} for the script"),
         (("srun:program & deepspeed-multinode-launcher & nnodes>1"
          " & !deepspeed-multinode-launcher=standard"),
          ("deepspeed_multinode_launcher {1} starts all nodes over SSH, and srun starts it on each"
@@ -116,11 +113,15 @@ OF_PROGRAMS = (
          " & !$CUDA_DEVICE_MAX_CONNECTIONS=1"),
          ("Megatron takes CUDA_DEVICE_MAX_CONNECTIONS=1 with --sequence-parallel before Blackwell,"
          " not {2}")),
-        (("num-layers%pipeline-model-parallel-size & !deepspeed & !pp-partition-method"
-         " & !decoder-first-pipeline-num-layers & !decoder-last-pipeline-num-layers"
-         " & !account-for-embedding-in-pipeline-split"
-         " & !pipeline-model-parallel-layout"),
-         "{0} layers cannot be divided among the stages of the pipeline"),
+        *(
+            (f"num-layers%{stages} & !deepspeed & !pp-partition-method{_UNEVEN}",
+             f"{{0}} layers cannot be divided among the {what} of the pipeline")
+            for stages, what in (
+                (_STAGES, "stages"),
+                (f"{_STAGES}*num-layers-per-virtual-pipeline-stage", "virtual stages"))
+        ),
+        ("num-attention-heads%tensor-model-parallel-size & tensor-model-parallel-size",
+         "num_attention_heads {0} is not a multiple of tensor_model_parallel_size {1}"),
         ("hidden-size%num-attention-heads & !kv-channels & tensor-model-parallel-size",
          "hidden size {0} is not a multiple of the attention heads"),
         ("num-experts%expert-model-parallel-size",
@@ -132,21 +133,6 @@ OF_PROGRAMS = (
          "experts with tensor parallelism take --sequence-parallel"),
         ("seq-length>max-position-embeddings & micro-batch-size",
          "sequences of {0} tokens pass max_position_embeddings"),
-        ("overlap-param-gather & !overlap-grad-reduce & !use-megatron-fsdp",
-         "--overlap-param-gather takes --overlap-grad-reduce"),
-        (("overlap-param-gather & !use-distributed-optimizer & !use-megatron-fsdp"
-         " & !use-torch-fsdp2 & micro-batch-size"),
-         "--overlap-param-gather takes --use-distributed-optimizer"),
-        ("tp-comm-overlap & !sequence-parallel", "--tp-comm-overlap takes --sequence-parallel"),
-        ("train-iters & train-samples", "--train-iters and --train-samples exclude each other"),
-        ("train-iters & lr-warmup-samples>0", "--lr-warmup-samples goes with --train-samples"),
-        ("train-samples & lr-decay-iters", "--lr-decay-iters goes with --train-iters"),
-        ("lr-warmup-fraction & lr-warmup-iters>0",
-         "--lr-warmup-fraction and --lr-warmup-iters exclude each other"),
-        ("recompute-granularity=full & !recompute-method",
-         "--recompute-granularity full takes --recompute-method"),
-        ("recompute-granularity=selective & recompute-method",
-         "--recompute-granularity selective takes no --recompute-method"),
         ("save & !save-interval & tensor-model-parallel-size & micro-batch-size",
          "--save takes --save-interval"),
         ("fp16 & bf16 & tensor-model-parallel-size", "fp16 and bf16 are both given"),
@@ -155,6 +141,12 @@ OF_PROGRAMS = (
          " minutes and seconds: it is killed before it saves")),
         ("num-layers-per-virtual-pipeline-stage & !pipeline-model-parallel-size>1",
          "virtual stages take a pipeline of several stages"),
+    ),
+    *rows(
+        "training", "github.com/deepspeedai/DeepSpeed, deepspeed/runtime/pipe/engine.py",
+        (f"deepspeed & {_STAGES}>1 & !no-pipeline-parallel & config:zero_optimization.stage>1",
+         ("ZeRO stage {3} shards gradients, which DeepSpeed's pipeline of {1} stages refuses: it"
+          " takes stage 0 or 1")),
     ),
     *rows(
         "training", _TRAINER,
@@ -171,11 +163,14 @@ OF_PROGRAMS = (
          "HF_HUB_OFFLINE={1} lets nothing reach the hub: --push_to_hub fails at its end"),
     ),
     *rows(
+        "environment", "docs.nvidia.com/deeplearning/nccl/user-guide, NCCL_NET, NCCL_IB_DISABLE",
+        ("$NCCL_NET~(?i)^ib$ & $NCCL_IB_DISABLE~^0*[1-9]",
+         "NCCL_NET={0} takes InfiniBand alone, and NCCL_IB_DISABLE={1} disables it: no network"),
+    ),
+    *rows(
         "environment", "docs.pytorch.org/docs/stable/distributed.html",
         ("$GLOO_SOCKET_IFNAME~[\\^=]",
          "GLOO_SOCKET_IFNAME={0}: Gloo takes names of interfaces alone, without ^ or ="),
-        ("$TORCH_DISTRIBUTED_DEBUG & !$TORCH_DISTRIBUTED_DEBUG~(?i)^(OFF|INFO|DETAIL)$",
-         "TORCH_DISTRIBUTED_DEBUG is OFF, INFO or DETAIL, not {0}: init_process_group fails"),
     ),
     *rows(
         "environment", "docs.pytorch.org/docs/stable/notes/cuda.html",

@@ -62,6 +62,9 @@ class Start:
     unset: Mapping[str, str] = field(default_factory=dict)
     """Variables that its script reads and Slurm does not set, with the option that would."""
 
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The configuration of DeepSpeed; empty where none is known."""
+
     @property
     def chain(self) -> list[LauncherCommand]:
         """The launchers, from the outermost in."""
@@ -177,8 +180,6 @@ class Start:
             "num_processes": self.option("num-processes"),
             "ranks": layout.ranks if has_ranks else None,
             "WORLD_SIZE": natural(self.variables.get("WORLD_SIZE")) if is_python else None,
-            "heads": numbers.get("num_attention_heads"),
-            "tensor parallelism": self.degrees.get("tensor_model_parallel_size"),
             "processes": processes or None,
             "GPUs": self.gpus or None,
             "memory": None if self.memory is None else self.memory >> 20,

@@ -538,22 +538,6 @@ def test_rules_without_an_interpreter(change: dict[str, Any], check: str, words:
         ),
         ({"pipeline": {"stages": 2}}, {"pipeline": {"stages": 1}}, "ZeRO stage 2 shards gradients"),
         (
-            {"data_types": {"grad_accum_dtype": "fp16"}},
-            {"data_types": {"grad_accum_dtype": "fp32"}},
-            "gradients of a model in bf16 cannot be accumulated",
-        ),
-        ({"communication_data_type": "int8"}, {"communication_data_type": "FP32"}, "is int8, not"),
-        (
-            {"activation_checkpointing": {"contiguous_memory_optimization": True}},
-            {
-                "activation_checkpointing": {
-                    "contiguous_memory_optimization": True,
-                    "partition_activations": True,
-                }
-            },
-            "takes partition_activations true",
-        ),
-        (
             {"zero_optimization": {"stage": 1, "offload_param": {"device": "cpu"}}},
             {"zero_optimization": {"stage": "auto", "offload_param": {"device": "cpu"}}},
             "offload_param needs ZeRO stage 3 or higher",

@@ -27,6 +27,7 @@ from tests.doctor.job.asking import (
     environment_after,
     outcomes,
     results,
+    texts,
 )
 
 POOL = {"a": 4, "b": 4, "c": 8}
@@ -570,6 +571,9 @@ RIGHT = (
     ("srun", 'N=2\nB=\'echo $N\'\neval "$B"\nB=$N\nsrun bash -c "$B"\nsrun'),
     ("srun", 'N=2\nB=$(cat <<E\necho $N\nE\n)\nsrun bash -c "$B"\nsrun'),
     ("srun", "N=2\ncat > n.sh <<EOF\necho $N\nEOF\nsrun bash n.sh\nsrun"),
+    ("srun", "N=2\ncat > n.csh <<'E'\nset N = 1\necho $N\nE\nsrun tcsh n.csh\nsrun"),
+    ("srun", "N=2\ncat > n.yaml <<'E'\nlr: ${N}\nE\nsrun python x.py --config n.yaml\nsrun"),
+    ("srun", "perl <<'E'\nprint $x_ + $SLURM_NODE_ID;\nE\nsrun"),
     ("srun", "srun --overlap nvidia-smi dmon &\nsrun"),
     ("srun", "srun --gres=gpu:0 -c 1 nvidia-smi dmon &\nsrun"),
     ("srun", "srun python copy.py &\nwait\nsrun"),
@@ -639,6 +643,8 @@ def test_files_that_a_script_runs(tmp_path: Path) -> None:
     )
     (_, found) = results("launcher", asked(str(job)))
     assert "--rdzv-endpoint n1:${RANDOM} is another on each node" in found.text
+    job.write_text('#!/bin/bash\n. "${SLURM_SUBMIT_DIR}/node.sh" 4\n')
+    assert asked(str(job)).layout.nodes == 4
     inner.unlink()
     assert asked(str(job)).layout.ranks is None
     (tmp_path / "a.yaml").write_text(ACCELERATE_FILE.replace("num_machines: 2", "num_machines: 3"))
@@ -650,6 +656,38 @@ def test_files_that_a_script_runs(tmp_path: Path) -> None:
     made = asked(str(job))
     assert (made.layout.ranks, made.layout.nodes) == (24, 3)
     assert "train_batch_size 7 is not a multiple of 24" in results("batch-sizes", made)[0].text
+    for size, says in (("$((4 + 5))", "train_batch_size 9 is not a multiple of 8"), ("$SIZE", "")):
+        job.write_text(
+            f'#!/bin/bash\ncat > own.json <<E\n{{"train_batch_size": {size}}}\nE\n'
+            "deepspeed --num_gpus=8 x.py --deepspeed own.json\n"
+        )
+        made = asked(str(job))
+        assert (made.config.name if made.config else "") == str(job) * bool(says)
+        assert not says or says in results("batch-sizes", made)[0].text
+
+
+@pytest.mark.parametrize(
+    ("first", "program"),
+    [
+        ("#!/bin/tcsh -f", "tcsh"),
+        ("#!/usr/bin/env -S LANG=C python3 -u", "python3"),
+        ("#! /usr/bin/zsh", "zsh"),
+        ("#!/usr/bin/env fish", "fish"),
+        ("#!/usr/bin/env bash", ""),
+        ("#! /bin/sh -e", ""),
+    ],
+)
+def test_script_of_another_language(tmp_path: Path, first: str, program: str) -> None:
+    """What is no script for sh is not judged as one, nor where another script runs it."""
+    job, inner = tmp_path / "job.sh", tmp_path / "node.sh"
+    job.write_text(f"{first}\n#SBATCH --nodes=2\ntorchrun\n")
+    said = texts(results("launcher", asked(str(job))))
+    assert (f"only #SBATCH lines of a script for {program} are read" in said) == bool(program)
+    assert ("srun is missing" in said) == (not program)
+    assert asked(str(job)).layout.nodes == (2 if program else 1)
+    inner.write_text(f"{first}\ntorchrun --nnodes=3\n")
+    job.write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun ./node.sh\n")
+    assert asked(str(job)).layout.nodes == (2 if program else 3)
 
 
 def test_ranks_of_the_environment() -> None:
@@ -737,6 +775,28 @@ def test_configuration_that_accelerate_names(tmp_path: Path) -> None:
             "deepspeed_config: {deepspeed_config_file: z.json}\n"
         )
         assert outcomes("config-conflicts", asked(str(job)))[0] is outcome
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        ("{}", ["the loop waits for each node's torchrun", "waits for 4 nodes, but Slurm gives"]),
+        ("{} &", []),
+        ("({}) &", []),
+        ("{{ {}; }} > log 2>&1 &", []),
+        ("(\n{}\n) &", []),
+    ],
+)
+def test_loop_over_the_nodes(tmp_path: Path, run: str, says: list[str]) -> None:
+    """Steps of one node each, that run at once, are all nodes for which torchrun waits."""
+    job = tmp_path / "job.sh"
+    step = f"srun --nodes=1 -w $h {STATIC.replace('=2', '=4')} --node-rank=$r x.py"
+    job.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=4 --gpus-per-node=8\nr=0\nfor h in $(scontrol show hostnames)"
+        f"; do\n{run.format(step)}\n((r++))\ndone\nwait\n"
+    )
+    found = [one.text for one in results("launcher", asked(str(job))) if one.outcome is CRITICAL]
+    assert [words in text for words, text in zip(says, found, strict=True)] == [True] * len(says)
 
 
 @pytest.mark.parametrize(("address", "outcome"), [("localhost", CRITICAL), ("n1", UNKNOWN)])

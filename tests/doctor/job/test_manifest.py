@@ -142,6 +142,7 @@ FAULTS = (
     ('gpu: "8"', 'gpu: "8", memory: 1023Mi', CRITICAL, "1023 MiB of memory on a node"),
     ('gpu: "8"', 'gpu: "8", memory: 64', CRITICAL, "one of Kubernetes in bytes"),
     ('gpu: "8"', 'gpu: "8", memory: 2Gi', OK, "2 pods"),
+    ('gpu: "8"', 'gpu: "8", memory: 0.5Ti', OK, "2 pods"),
     ("valueFrom: {}", "value: 29500", CRITICAL, "env[POD]: it is refused: value is 29500, not"),
     ("valueFrom: {}", 'value: "29500"', OK, "2 pods"),
     ("[bash, -c]", "[nice, -n, 7, bash, -c]", CRITICAL, "with 7, which is no string"),
@@ -262,7 +263,13 @@ def test_words_that_are_not_read_as_meant(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mount", "says"), [("readOnly: true", 1), ("readOnly: false", 0), ("subPath: x", 0)]
+    ("mount", "says"),
+    [
+        ("readOnly: true", 1),
+        ("readOnly: false", 0),
+        ("subPath: x", 0),
+        ("readOnly: true}, {name: shm, mountPath: /data/run", 0),
+    ],
 )
 def test_output_on_a_read_only_mount(tmp_path: Path, mount: str, says: int) -> None:
     """A training cannot write where its container has a mount that is read-only."""

@@ -14,6 +14,7 @@ _MPI = "mpirun --hostfile hosts -np 16 --bind-to none"
 _SET = "export MASTER_ADDR=a\nexport NCCL_DEBUG=WARN\n"
 _TMPFS = "apptainer exec --nv --writable-tmpfs"
 _PYXIS = "srun --container-image=./a.sqsh --container-mounts=/c:/work/c"
+_ON_HOST = "srun --nodes=1 --nodelist=$h torchrun --nnodes=$N --node-rank=0"
 _REMOTE = "torchrun --nnodes=2 --nproc-per-node=8 --node-rank=$n --master-addr=a t.py"
 
 
@@ -161,6 +162,26 @@ CASES = (
         "BATCH_SIZE=8\npython t.py --batch $BATCHSIZE",
         "BATCH_SIZE=8\npython t.py --batch $BATCH_SIZE",
         "sets BATCH_SIZE, which nothing reads, and reads BATCHSIZE",
+    ),
+    (
+        "srun bash -c 'RANK=$OMPI_COMM_WORLD_RANK python t.py'",
+        "bash -c 'RANK=$OMPI_COMM_WORLD_RANK python t.py'",
+        "reads OMPI_COMM_WORLD_RANK, which is never set",
+    ),
+    (
+        f"for h in $HOSTS; do\n{_ON_HOST} t.py\ndone",
+        f"for h in $HOSTS; do\n{_ON_HOST} t.py &\ndone\nwait",
+        "the loop waits for each node's torchrun",
+    ),
+    (
+        "#SBATCH --requeue\nD=/c/$(date +%s)\nsrun python t.py --save $D --resume_from $D/last",
+        "#SBATCH --requeue\nD=/c/$SLURM_JOB_ID\nsrun python t.py --save $D --resume_from $D/last",
+        "--resume_from is a new directory each time",
+    ),
+    (
+        "D=/c/$SLURM_RESTART_COUNT\nscontrol requeue 1\nsrun python t.py --load $D",
+        "D=/c/$(date +%s)\nsrun python t.py --load $D",
+        "--load is a new directory each time",
     ),
     (
         "conda activate a\npython t.py",

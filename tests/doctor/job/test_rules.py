@@ -30,12 +30,7 @@ OBJECTS: Sequence[tuple[str, str]] = (
     ),
     ("completionMode: Indexed", "completionMode: Indexed\ncompletions: 2"),
     ("backoffLimitPerIndex: 1", "backoffLimitPerIndex: 1\ncompletionMode: Indexed"),
-    ("maxFailedIndexes: 1", "maxFailedIndexes: 1\nbackoffLimitPerIndex: 1"),
     ("successPolicy: {}", "successPolicy: {}\ncompletionMode: Indexed"),
-    (
-        "podFailurePolicy: {rules: [{action: FailIndex}]}",
-        "podFailurePolicy: {rules: [{action: FailIndex}]}\nbackoffLimitPerIndex: 1",
-    ),
     (
         f"podFailurePolicy: {{rules: [{{onExitCodes: {{containerName: b}}}}]}}\n{_TEMPLATE}",
         f"podFailurePolicy: {{rules: [{{onExitCodes: {{containerName: a}}}}]}}\n{_TEMPLATE}",
@@ -44,32 +39,13 @@ OBJECTS: Sequence[tuple[str, str]] = (
         "spec: {template: {spec: {containers: [{image: a}]}}}",
         "spec: {template: {spec: {restartPolicy: Never, containers: [{image: a}]}}}",
     ),
-    ("onExitCodes: {}\nonPodConditions: [{type: a}]", "onExitCodes: {}"),
-    ("onExitCodes: {operator: In, values: [0]}", "onExitCodes: {operator: In, values: [1]}"),
-    ('dnsPolicy: "None"', 'dnsPolicy: "None"\ndnsConfig: {nameservers: [10.0.0.1]}'),
     ("containers: [{name: a}, {name: a}]", "containers: [{name: a}, {name: b}]"),
     ("volumes: [{name: a}, {name: a}]", "volumes: [{name: a}, {name: b}]"),
-    ("shareProcessNamespace: true\nhostPID: true", "hostPID: true"),
-    (
-        "hostNetwork: true\ncontainers: [{ports: [{containerPort: 1, hostPort: 2}]}]",
-        "hostNetwork: true\ncontainers: [{ports: [{containerPort: 2, hostPort: 2}]}]",
-    ),
     ("{image: a, name: my_trainer}", "{image: a, name: my-trainer}"),
     ("volumeMounts: [{mountPath: /a}, {mountPath: /a}]", "volumeMounts: [{mountPath: /a}]"),
-    ("livenessProbe: {successThreshold: 2}", "livenessProbe: {successThreshold: 1}"),
-    (
-        "securityContext: {privileged: true, allowPrivilegeEscalation: false}",
-        "securityContext: {privileged: true}",
-    ),
     ("{name: A, value: b, valueFrom: {}}", "{name: A, valueFrom: {}}"),
-    ("value: a", "{name: A, value: a}"),
     ("fieldPath: metadata.podName", "fieldPath: metadata.labels['a']"),
     ("name: torch-rendezvous-1", "name: torch-rdzv"),
-    ("name: a", "containerPort: 1"),
-    ("containerPort: 65536", "containerPort: 65535"),
-    ("{operator: Exists, value: a, key: b}", "{operator: Exists, key: b}"),
-    ("{tolerationSeconds: 1, effect: NoSchedule}", "{tolerationSeconds: 1, effect: NoExecute}"),
-    ("effect: NoSchedule", "{effect: NoSchedule, operator: Exists}"),
     ('{requests: {cpu: "9"}, limits: {cpu: 8500m}}', '{requests: {cpu: "8"}, limits: {cpu: "8"}}'),
     (
         "{requests: {memory: 2Ti}, limits: {memory: 2047Gi}}",
@@ -79,11 +55,14 @@ OBJECTS: Sequence[tuple[str, str]] = (
         "{requests: {ephemeral-storage: 2Gi}, limits: {ephemeral-storage: 2G}}",
         "{requests: {ephemeral-storage: 2G}, limits: {ephemeral-storage: 2Gi}}",
     ),
+    *(
+        (f"limits: {{hugepages-{size}: 4Gi}}", f"limits: {{hugepages-{size}: 4Gi, memory: 9Gi}}")
+        for size in ("2Mi", "1Gi")
+    ),
     ("name: My_Job", "name: my-job"),
     ("medium: memory", "medium: Memory"),
     ("clusterIP: none", 'clusterIP: "None"'),
     *([("metadata: {name: 3d-unet}", "metadata: {name: unet-3d}")] * 5),
-    ("trainer: {}", "runtimeRef: {name: torch-distributed}"),
     *(
         (f"{key.format('b')}\nreplicatedJobs: [{{name: a}}]", f"{key.format('a')}\n{more}")
         for key, more in (
@@ -108,21 +87,12 @@ OBJECTS: Sequence[tuple[str, str]] = (
         "elasticPolicy: {minReplicas: 2, maxReplicas: 2}",
     ),
     ("mpiReplicaSpecs: {Worker: {}}", "mpiReplicaSpecs: {Launcher: {}}"),
-    ("mpiReplicaSpecs: {Launcher: {replicas: 2}}", "mpiReplicaSpecs: {Launcher: {replicas: 1}}"),
     (
         "ttlSecondsAfterFinished: 1",
         "{ttlSecondsAfterFinished: 1, shutdownAfterJobFinishes: true}",
     ),
-    ("suspend: true", "{suspend: true, shutdownAfterJobFinishes: true}"),
-    ("entrypoint: a", "rayClusterSpec: {}"),
     ("rayClusterSpec: {}", "entrypoint: a"),
-    ("{backoffLimit: 1, clusterSelector: {a: b}}", "{backoffLimit: 0, clusterSelector: {a: b}}"),
-    (
-        "{submissionMode: SidecarMode, submitterPodTemplate: {}}",
-        "{submissionMode: K8sJobMode, submitterPodTemplate: {}}",
-    ),
     (f"{_QUEUE}\nspec: {{}}", f"{_QUEUE}\nspec: {{shutdownAfterJobFinishes: true}}"),
-    (f"{_QUEUE}\nspec: {{clusterSelector: {{a: b}}}}", f"{_QUEUE}\nspec: {{}}"),
     ("{minReplicas: 3, maxReplicas: 2}", "{minReplicas: 2, maxReplicas: 2}"),
     ("{replicas: 3, maxReplicas: 2}", "{replicas: 2, maxReplicas: 2}"),
     ("env: [{name: PET_NNODES}]", "env: [{name: NCCL_DEBUG}]"),
@@ -151,9 +121,16 @@ _ACCELERATE = "accelerate launch --num_processes 4"
 _ARRAY = "#SBATCH --array=0-3\n#SBATCH --output="
 _TWO = "#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n"
 _LIGHTNING = "import lightning as L\n"
-_DEVICE = "torch.cuda.set_device(int(os.environ['SLURM_LOCALID']))\n"
+_PER_TASK = "#SBATCH --gpus-per-task=1\nsrun bash -c '"
+_DEVICE = "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))\n"
+_VIRTUAL = (
+    "--num-layers 48 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage"
+)
+_ZERO = (
+    'cat > d.json <<E\n{{"zero_optimization": {{"stage": {0}}}}}\nE\ndeepspeed t.py --deepspeed'
+    " --deepspeed_config d.json --pipeline-model-parallel-size 4"
+)
 PROGRAMS: Sequence[tuple[str, str]] = (
-    (f"{_ARRAY}run.log\nsrun python train.py", f"{_ARRAY}run-%a.log\nsrun python train.py"),
     (f"{_ARRAY}run-%A.log\nsrun python train.py", f"{_ARRAY}%A_%a.log\nsrun python train.py"),
     (
         f"#SBATCH --job-name=bash\nsrun python train.py\n# {_LIGHTNING}",
@@ -177,18 +154,14 @@ PROGRAMS: Sequence[tuple[str, str]] = (
         "srun --container-image='nvcr.io#nvidia/pytorch:24.07-py3' python train.py",
     ),
     (
-        f"{_HEAD}srun --gpus-per-task=1 python train.py\n# {_DEVICE}",
-        f"{_HEAD}srun python train.py\n# {_DEVICE}",
+        f"{_HEAD}{_PER_TASK} LOCAL_RANK=$SLURM_LOCALID python train.py'\n# {_DEVICE}",
+        f"{_HEAD}{_PER_TASK} LOCAL_RANK=0 python train.py'\n# {_DEVICE}",
     ),
     (f"{_TORCHRUN} --rdzv-backend=nccl train.py", f"{_TORCHRUN} --rdzv-backend=c10d train.py"),
     (f"{_TORCHRUN} -m train.py", f"{_TORCHRUN} -m train"),
-    (f"{_TORCHRUN} --module train.py", f"{_TORCHRUN} --module train"),
     (f"{_TORCHRUN} python train.py", f"{_TORCHRUN} --no-python python train.py"),
-    (f"{_TORCHRUN} --redirects=all train.py", f"{_TORCHRUN} --redirects=3 train.py"),
-    (f"{_TORCHRUN} --tee=4 train.py", f"{_TORCHRUN} --tee=0:3,1:2 train.py"),
-    (f"{_TORCHRUN} --rdzv-conf=900 train.py", f"{_TORCHRUN} --rdzv-conf=timeout=900 train.py"),
-    (f"{_TORCHRUN} --start-method=threads a.py", f"{_TORCHRUN} --start-method=spawn a.py"),
     ("deepspeed python train.py", "deepspeed train.py"),
+    (f"{_ACCELERATE} python train.py", f"{_ACCELERATE} train.py"),
     ("deepspeed --launcher=openMPI train.py", "deepspeed --launcher=openmpi train.py"),
     ("deepspeed --no_ssh train.py", "deepspeed --no_ssh --node_rank=0 train.py"),
     (
@@ -210,10 +183,6 @@ PROGRAMS: Sequence[tuple[str, str]] = (
         f"{_ACCELERATE} --use_fsdp --fsdp_state_dict_type FULL_STATE_DICT train.py",
     ),
     (
-        f"{_ACCELERATE} --use_fsdp --fsdp_version 2 --fsdp_state_dict_type LOCAL_STATE_DICT a.py",
-        f"{_ACCELERATE} --use_fsdp --fsdp_version 1 --fsdp_state_dict_type LOCAL_STATE_DICT a.py",
-    ),
-    (
         (
             f"{_ACCELERATE} --use_fsdp --fsdp_activation_checkpointing true a.py"
             " --gradient_checkpointing true"
@@ -224,7 +193,6 @@ PROGRAMS: Sequence[tuple[str, str]] = (
         f"{_ACCELERATE} --mixed_precision bfloat16 a.py",
         f"{_ACCELERATE} --mixed_precision bf16 a.py",
     ),
-    (f"{_ACCELERATE} python train.py", f"{_ACCELERATE} train.py"),
     (
         f"srun {_ACCELERATE} --num_machines 2 --deepspeed_multinode_launcher pdsh a.py",
         (
@@ -247,6 +215,8 @@ PROGRAMS: Sequence[tuple[str, str]] = (
                 "--num-layers 30 --pipeline-model-parallel-size 4",
                 "--num-layers 32 --pipeline-model-parallel-size 4",
             ),
+            (f"{_VIRTUAL} 5", f"{_VIRTUAL} 6"),
+            ("--num-attention-heads 7", "--num-attention-heads 8"),
             (
                 "--hidden-size 1000 --num-attention-heads 16",
                 "--hidden-size 1024 --num-attention-heads 16",
@@ -261,30 +231,6 @@ PROGRAMS: Sequence[tuple[str, str]] = (
                 "--seq-length 4097 --max-position-embeddings 4096",
                 "--seq-length 4096 --max-position-embeddings 4096",
             ),
-            (
-                "--use-distributed-optimizer --overlap-param-gather",
-                "--use-distributed-optimizer --overlap-param-gather --overlap-grad-reduce",
-            ),
-            (
-                "--overlap-grad-reduce --overlap-param-gather",
-                "--overlap-grad-reduce --overlap-param-gather --use-distributed-optimizer",
-            ),
-            ("--tp-comm-overlap", "--tp-comm-overlap --sequence-parallel"),
-            ("--train-iters 9 --train-samples 9", "--train-iters 9"),
-            ("--train-iters 9 --lr-warmup-samples 1", "--train-iters 9 --lr-warmup-samples 0"),
-            ("--train-samples 9 --lr-decay-iters 1", "--train-iters 9 --lr-decay-iters 1"),
-            (
-                "--lr-warmup-fraction .1 --lr-warmup-iters 1",
-                "--lr-warmup-fraction .1 --lr-warmup-iters 0",
-            ),
-            (
-                "--recompute-granularity full",
-                "--recompute-granularity full --recompute-method block",
-            ),
-            (
-                "--recompute-granularity selective --recompute-method block",
-                "--recompute-granularity selective",
-            ),
             ("--save /a", "--save /a --save-interval 9"),
             ("--fp16 --bf16", "--bf16"),
             ("--exit-duration-in-mins 61", "--exit-duration-in-mins 60"),
@@ -294,6 +240,7 @@ PROGRAMS: Sequence[tuple[str, str]] = (
             ),
         )
     ),
+    (_ZERO.format(2), _ZERO.format(1)),
     *(
         (f"{_TRAINER} {wrong}", f"{_TRAINER} {right}")
         for wrong, right in (
@@ -322,8 +269,8 @@ PROGRAMS: Sequence[tuple[str, str]] = (
     *(
         (f"export {name}={wrong}\n{_TORCHRUN} a.py", f"export {name}={right}\n{_TORCHRUN} a.py")
         for name, wrong, right in (
+            ("NCCL_NET=ib NCCL_IB_DISABLE", "1", "0"),
             ("GLOO_SOCKET_IFNAME", "^docker0", "eth0"),
-            ("TORCH_DISTRIBUTED_DEBUG", "VERBOSE", "DETAIL"),
             (
                 "PYTORCH_CUDA_ALLOC_CONF",
                 "expandable_segments=True",

@@ -62,6 +62,10 @@ SCRIPTS = {
     "arithmetic": "((1 < 2)) && srun a; i=3; ((i++)); srun b",
     "own": "export A=1 B=2; C=3 srun $A$B; readonly D=4; declare -x E=5; srun $D $E",
     "arrays": ('A=(a "b c" \'d\'  # e\n f)\nA+=(g=h); B=(); srun "${A[@]}" x ${A[*]} "${B[@]}"'),
+    "a function that prints": (
+        'f() {\n  echo --a "$A" b\n}; A=1; srun $(f) "$(f)"\n'
+        "g() { echo a; echo b; }; h() { echo $(f); }; true || srun never $(g) $(h)"
+    ),
     "keys": (
         'declare -A A=([a]=4 ["b c"]=5 [d]="x y"); srun ${A[a]} "${A[d]}"; A[a]=6; srun ${A[a]}'
     ),

@@ -10,10 +10,7 @@ import functools
 import json
 import tomllib
 from importlib import resources
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any
 
 MAX_BYTES = 1 << 18
 """Maximum bytes; the largest configuration in DeepSpeed's repositories has 6 KiB."""
@@ -73,22 +70,3 @@ def parse(text: str) -> Parsed:
         "duplicates": duplicates,
         "syntax": syntax,
     }
-
-
-class Settings:
-    """The settings of a configuration, by their dotted path."""
-
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        self._document = document
-
-    def stated(self, path: str) -> Any:
-        """Return what stands at a path; None where there is nothing."""
-        found: Any = self._document
-        for key in path.split("."):
-            found = found.get(key) if isinstance(found, dict) else None
-        return found
-
-    def __call__(self, path: str, default: Any = None) -> Any:
-        """Return the value at a path; the default where there is none, or a program fills it in."""
-        found = self.stated(path)
-        return default if found is None or found == "auto" else found

@@ -83,6 +83,11 @@ _COMPUTED = "COMPUTED_"
 """Begins the variable that stands for an arithmetic expansion: the rest is its text in hex."""
 _ECHOED = "ECHOED_"
 """Begins the variable that stands for what `echo` prints, likewise."""
+_CALLED = "CALLED_"
+"""Begins the variable that stands for what a function prints: the rest is its name."""
+FUNCTION = "BASH_FUNC_"
+"""Begins the variable that has the tokens of a function."""
+BETWEEN_TOKENS, OF_TOKEN = "\x1e", "\x1f"
 CLOSED, OPEN = "CLOSED_DOCUMENT_", "OPEN_DOCUMENT_"
 """Begin the variable that stands for a here-document, which is in quotes or not."""
 _OPERATIONS: dict[type, Callable[[int, int], int]] = {
@@ -164,6 +169,10 @@ def _substituted(command: str, variables: Variables) -> str:
         return own["path"] or "."
     if command.startswith("(") and command.endswith(")"):
         return f"${{{_COMPUTED}{command[1:-1].encode().hex()}}}"
+    if re.match(r"\s*date\b", command):
+        return "${TIME_OF_START}"
+    if name := re.fullmatch(rf"\s*({_NAME.pattern})\s*", command):
+        return f"${{{_CALLED}{name[1]}}}"
     return "${RANDOM}" if _RANDOM.search(command) else UNKNOWN
 
 
@@ -244,6 +253,8 @@ def _value(match: re.Match[str], variables: Variables) -> str:
         return " ".join(part for one in text.split() for part in expanded(one, variables))
     if name.startswith(_COMPUTED):
         return computed(bytes.fromhex(name.removeprefix(_COMPUTED)).decode(), variables)
+    if name.startswith(_CALLED):
+        return _printed(variables.get(FUNCTION + name.removeprefix(_CALLED), ""), variables)
     found = variables.get(name)
     if found and name.startswith(OPEN):
         others = {name: one for name, one in variables.items() if not name.startswith(OPEN)}
@@ -253,6 +264,19 @@ def _value(match: re.Match[str], variables: Variables) -> str:
     if default is not None and (found is None or (not found and default.startswith(":"))):
         return default.lstrip(":")[1:]
     return found or ""
+
+
+def _printed(tokens: str, variables: Variables) -> str:
+    """Return what a function prints that is one `echo`; unknown for another, or one inside it."""
+    parts = [one.partition(OF_TOKEN) for one in tokens.split(BETWEEN_TOKENS)]
+    kinds = [kind for kind, _, _ in parts]
+    named = [word for kind, _, word in parts if kind == "word"]
+    inner = "".join("w" if kind == "word" else "o" if kind == "operator" else "-" for kind in kinds)
+    is_plain = named[:1] == ["echo"] and not re.match("-[neE]+$", "".join(named[1:2]))
+    if not is_plain or not re.fullmatch("o*w+o*", inner):
+        return UNKNOWN
+    known = {name: one for name, one in variables.items() if not name.startswith(FUNCTION)}
+    return " ".join(text for one in named[1:] for text in expanded(one, known))
 
 
 def words(text: str) -> Iterator[tuple[str, str]]:

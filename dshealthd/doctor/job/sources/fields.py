@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.jobs.environment import natural
@@ -10,12 +11,24 @@ from dshealthd.jobs.environment import natural
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+_NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,15})?(?:e-?\d{1,2})?)(m|[kMGTP]i?)?")
 MAX_SIZE = 1 << 20
 """Maximum fields and characters together; a text of YAML may repeat a part any number of times."""
 MAX_DEPTH = 64
 """Levels: a JobSet's pods have their deepest field at some twenty; each is a call, of which Python
 allows 1,000.
 """
+
+
+def quantity(text: str) -> float | None:
+    """Return the number in a text, perhaps with a unit of Kubernetes; None if it is none."""
+    if (match := _NUMBER.fullmatch(text)) is None:
+        return None
+    unit = match[2] or ""
+    scale = (
+        1e-3 if unit == "m" else (1024 if "i" in unit else 1000) ** " kMGTP".find(unit[:1] or " ")
+    )
+    return float(match[1]) * scale
 
 
 class ManifestFields:
@@ -39,6 +52,11 @@ class ManifestFields:
         """Return the mapping below these keys."""
         return ManifestFields(self.get(keys[0])).at(*keys[1:]) if keys else self
 
+    def stated(self, path: str) -> Any:
+        """Return what stands at a dotted path; None where there is nothing."""
+        *above, key = path.split(".")
+        return self.at(*above).get(key)
+
     def text(self, key: str) -> str:
         """Return a field as text."""
         found = self.get(key)
@@ -48,6 +66,11 @@ class ManifestFields:
         """Return a field as a whole number."""
         found = natural(self.text(key))
         return default if found is None else found
+
+    def size(self, key: str) -> int | None:
+        """Return a field as whole bytes, or another unit; None where it is no quantity."""
+        found = quantity(self.text(key))
+        return None if found is None else int(found)
 
     def listed(self, key: str) -> list[Any]:
         """Return the items of a list."""

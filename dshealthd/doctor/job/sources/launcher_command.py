@@ -39,6 +39,10 @@ ONLY_WITH: dict[str, str] = _DATA.pop("slurm")
 """Variables that Slurm sets only with an option, and that option."""
 OF_SLURM = frozenset(_DATA.pop("variables")["names"].split()) | ONLY_WITH.keys()
 """Variables of Slurm."""
+EXCLUSIVE: dict[str, list[str]] = _DATA.pop("exclusive")
+"""Options of which a launcher takes one alone; sbatch refuses those of srun."""
+FORMS = {name: form for form, names in _DATA.pop("forms").items() for name in names.split()}
+"""What values of options can be, in any case of letters."""
 FLAGS = {program: frozenset(kinds["flags"].split()) for program, kinds in _DATA.items()}
 """Options without a value, by launcher."""
 VALUED = {program: frozenset(kinds["valued"].split()) for program, kinds in _DATA.items()}
@@ -154,6 +158,15 @@ class LauncherCommand:
             found.setdefault(name, set()).add(value)
         return {name: values.pop() for name, values in found.items() if len(values) == 1}
 
+    @property
+    def config(self) -> str:
+        """The configuration of DeepSpeed that it or the training's arguments name; else empty."""
+        inner = list(self.chain())[-1]
+        options = {name.replace("-", "_"): text for name, text in inner.options.items()}
+        given = {**inner.stated, **options}
+        names = (given.get(f"deepspeed{one}", "") for one in ("", "_config", "_config_file"))
+        return next((name for name in names if name.endswith((".json", ".hjson"))), "")
+
     def chain(self) -> Iterator[LauncherCommand]:
         """Yield the launcher, and those inside it."""
         yield self
@@ -238,8 +251,11 @@ def _at_once(
         if one.words == ("wait",) and not one.is_conditional:
             break
         runs += [one] * (at in alike)
-    if not any(one.end == "&" for one in runs):
+    ends = {one.end for one in runs}
+    if not ends & {"&", ""}:
         return 1
+    if any(one.in_loop for one in runs):
+        return None  # as many as it has passes
     differ = any(one.options != alike[first].options for one in alike.values())
     return None if differ or any(one.is_conditional for one in runs) else len(runs)
 

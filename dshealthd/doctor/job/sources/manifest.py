@@ -59,7 +59,6 @@ CONTROLLERS = {
 }
 """Variables that controllers set in containers, and which of them."""
 _REFERENCE = re.compile(r"\$\((\w+)\)")
-_SIZE = re.compile(r"(\d+)(?:\.\d+)?([kMGT]?)(i?)")
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a path of the pod; nothing is opened
 _OF_NODE = re.compile(r"cpu|memory|ephemeral-storage|(hugepages|requests|limits)\b.*")
 """Resources that are no devices."""
@@ -137,19 +136,26 @@ class PodTemplate:
     @property
     def shared_memory(self) -> int | None:
         """Bytes at /dev/shm: 64 MiB by default, None without a limit."""
-        mounts = {one.text("mountPath"): one.text("name") for one in self.main.each("volumeMounts")}
         if self.spec.get("hostIPC") or self.kind.startswith("Ray"):
             return None  # KubeRay mounts one itself (ray-operator, common/pod.go)
-        if SHARED_MEMORY not in mounts:
+        if SHARED_MEMORY not in self.mounts:
             return 64 << 20
-        return size(
-            self.volumes.get(mounts[SHARED_MEMORY], ManifestFields()).at("emptyDir"), "sizeLimit"
-        )
+        return self.mounts[SHARED_MEMORY][1].at("emptyDir").size("sizeLimit")
 
     @cached_property
     def volumes(self) -> dict[str, ManifestFields]:
         """The volumes that it may mount, by name."""
         return {one.text("name"): one for one in self.spec.each("volumes")}
+
+    @cached_property
+    def mounts(self) -> dict[str, tuple[ManifestFields, ManifestFields]]:
+        """What is mounted in the container, by path, each with its volume."""
+        mounts = ((one.text("mountPath"), one) for one in self.main.each("volumeMounts"))
+        none = ManifestFields()
+        return {
+            path.rstrip("/"): (one, self.volumes.get(one.text("name"), none))
+            for path, one in mounts
+        }
 
     @property
     def processes(self) -> str:
@@ -354,13 +360,6 @@ def _pods(
         inner = name if key in {"spec", "template"} else below.text("name") or key
         many = 1 if key == "leaderTemplate" else count
         yield from _pods(whole, below, inner, many, groups, node)
-
-
-def size(fields: ManifestFields, key: str) -> int | None:
-    """Return the bytes of a quantity; None without one."""
-    match = _SIZE.fullmatch(fields.text(key))
-    unit = 1024 if match and match[3] else 1000
-    return int(match[1]) * unit ** " kMGT".index(match[2] or " ") if match else None
 
 
 def is_gpu(resource: str) -> bool:

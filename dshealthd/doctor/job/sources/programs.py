@@ -28,7 +28,8 @@ HERE = frozenset(
 ELSEWHERE = frozenset({"ssh", "pdsh", "clush"})
 """Programs that have a shell of another host read their last words, or their input."""
 WRAPPERS = HERE | CONTAINERS
-_SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
+_SHELLS = frozenset({"bash", "sh", "dash", "ksh"})
+"""Shells that are read; zsh splits no words, and counts elements from 1 (zshexpn(1))."""
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _RUNS = re.compile("-[a-z]*c")
@@ -50,6 +51,27 @@ def runs_shell(words: Sequence[str]) -> bool:
     return any(os.path.basename(word) in _SHELLS for word in words)
 
 
+def leaves_to_others(line: str) -> bool:
+    """Return whether the here-document of a line is for a program that is neither a shell nor one
+    that prints or keeps it.
+    """
+    names = set(map(os.path.basename, re.split(r"[\s;|&(]+", line)))
+    return not names & (_SHELLS | ELSEWHERE | {"cat", "tee", "read", "eval"})
+
+
+def interpreter(text: str) -> str:
+    """Return the program that the first line of a script names; empty without one (execve(2))."""
+    words = text.partition("\n")[0].removeprefix("#!").split() if text.startswith("#!") else []
+    names = (os.path.basename(word) for word in words if not re.match("-|[A-Za-z_]+=", word))
+    return next((name for name in names if name != "env"), "")
+
+
+def is_foreign(text: str, name: str = "") -> bool:
+    """Return whether a script, in a file of this name, is one of a language that is not read."""
+    program = interpreter(text)
+    return program not in _SHELLS if program else os.path.splitext(name)[1] not in {"", ".sh"}
+
+
 def lost_words(words: Sequence[str]) -> str:
     """Return the script of a shell that words follow which it does not read; empty for none."""
     for at, word in enumerate(words[:-2]):
@@ -67,7 +89,8 @@ def text_of_shell(
     """
     program = os.path.basename(words[0]) if words else ""
     if program.endswith(".sh"):
-        return read(words[0]), words[1:]
+        text = read(words[0])
+        return "" if is_foreign(text) else text, words[1:]
     if program not in _SHELLS:
         return None
     at = next((at for at, word in enumerate(words) if at and _RUNS.fullmatch(word)), len(words))

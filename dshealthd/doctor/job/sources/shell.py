@@ -23,20 +23,19 @@ MAX_NESTING = 8
 """Maximum nesting of functions and commands, such as `srun bash -c "torchrun ..."`."""
 MAX_COMMANDS = 1 << 14
 """Maximum commands of a script, with those of a function each time it is called."""
-_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*['\"\\]?(\w+)")
+_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*(['\"\\]?)(\w+)")
 _READ = re.compile(r"(?<!\\)\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
 """A variable that a shell reads, unless it has a default."""
 _LEFT = re.compile(r"\\\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
 """One that a backslash leaves to another shell."""
 _SETS = re.compile(r"(?:(?<![\w.$/{-])(?=\w+\+?=)|\b(?:for|read(?:\s+-\w+)*)\s+)([A-Za-z_]\w*)")
 """One that a script sets."""
-_FUNCTION = "BASH_FUNC_"
-"""Begins the variable that has the tokens of a function."""
-_BETWEEN_TOKENS, _OF_TOKEN = "\x1e", "\x1f"
 _NAMES = re.compile(r"\w+")
 _ARITHMETIC = re.compile(r"(?<![\w$({])(?<!for )\(\(([^()\n;']*(?:\([^()\n]*\)[^()\n;']*)*)\)\)")
 """A command that computes."""
 _LET = re.compile(r"\s*(\w+)\s*([-+*/%]?=(?!=)|\+\+|--)\s*(.*)", re.DOTALL)
+_GROUP = re.compile(r"(?:\)|(?<=[\s;])\})(?:[^\n;&|]|(?<=>)&)*(?<!>)&(?![&>])")
+"""The end of a group that runs in the background."""
 _EXPORTS = re.compile(r"\s-\w*x")
 """An option with which a declaration exports."""
 _SETS_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=([^${}'\"\\]*)\}")
@@ -61,7 +60,7 @@ class ShellCommand(NamedTuple):
     is_conditional: bool = False
     in_loop: bool = False
     end: str = "\n"
-    """The operator that ends it."""
+    """The operator that ends it; empty in a loop whose passes may be groups in the background."""
     document: str = ""
     """Its here-document."""
     target: str = ""
@@ -92,6 +91,8 @@ class Shell:
         self._named: set[str] = set()
         """Names in its commands, some of which call functions in another shell."""
         self._exports = False
+        self._has_groups = False
+        """Whether groups of its commands run in the background."""
         self._left = MAX_COMMANDS
         self._nesting = 0
         self._is_sure = True
@@ -107,6 +108,7 @@ class Shell:
 
         ValueError, after the commands before it, for what cannot be parsed.
         """
+        self._has_groups = _GROUP.search(text) is not None
         yield from self._commands(self._tokens(text))
         self._is_sure = False
         while unread := self._defined - self._named:
@@ -116,10 +118,12 @@ class Shell:
                     yield one._replace(is_conditional=True)
 
     def _function(self, name: str) -> Iterable[tuple[str, str]] | None:
-        found = self.variables.get(_FUNCTION + name)
+        found = self.variables.get(expansion.FUNCTION + name)
         if found is None:
             return None
-        tokens = (one.partition(_OF_TOKEN) for one in found.split(_BETWEEN_TOKENS))
+        tokens = (
+            one.partition(expansion.OF_TOKEN) for one in found.split(expansion.BETWEEN_TOKENS)
+        )
         return [(word, kind) for kind, _, word in tokens]
 
     def _tokens(self, text: str) -> Iterator[tuple[str, str]]:
@@ -141,8 +145,8 @@ class Shell:
         rest = iter(tokens)
         for word, kind in rest:
             if kind == "word" and word == "{" and (name := _defined(words)):
-                variables[_FUNCTION + name] = _BETWEEN_TOKENS.join(
-                    f"{kind}{_OF_TOKEN}{word}" for word, kind in _body(rest)
+                variables[expansion.FUNCTION + name] = expansion.BETWEEN_TOKENS.join(
+                    f"{kind}{expansion.OF_TOKEN}{word}" for word, kind in _body(rest)
                 )
                 self._defined.add(name)
                 words.clear()
@@ -180,10 +184,11 @@ class Shell:
             is_sure = self._is_sure and not is_conditional and not is_chained
             found = self._run(words, extra, is_conditional=not is_sure)
             if found:
+                in_loop = any(block.keyword in branches.LOOPS for block in opened)
                 made = found._replace(
                     is_conditional=is_conditional,
-                    in_loop=any(block.keyword in branches.LOOPS for block in opened),
-                    end=word,
+                    in_loop=in_loop,
+                    end="" if in_loop and self._has_groups and word != "&" else word,
                     document=extra.get("document", ""),
                     target=_target(found.words) or extra.get("target", ""),
                     reads=of_document.union(*left.values()),
@@ -412,15 +417,18 @@ def _left_by(word: str, texts: Mapping[str, frozenset[str]]) -> frozenset[str]:
     return frozenset(read).union(*(texts.get(m["bare"] or m["name"], ()) for m in named))
 
 
-def without_documents(text: str) -> str:
-    """Return a script with an empty line for each line of its here-documents."""
+def without_documents(text: str, *, of_others: bool = False) -> str:
+    """Return a script with an empty line for each line of its here-documents; `of_others` leaves
+    those that a shell reads, or expands for another program.
+    """
     lines, end = [], ""
     for line in text.split("\n"):
         lines.append("" if end else line)
         if end:
             end = "" if line.lstrip("\t") == end else end
         elif match := _DOCUMENT.search(line):
-            end = match[1]
+            is_left = not of_others or (match[1] and programs.leaves_to_others(line))
+            end = match[2] if is_left else ""
     return "\n".join(lines)
 
 

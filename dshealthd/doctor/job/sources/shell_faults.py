@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.doctor.job.sources import expansion, launcher_command, programs, shell
+from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,15 +58,19 @@ def faults(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
                     *(program, program),
                 )
     for command in seen:
-        found = (
-            launcher_command.parse(command.words, {})
-            if command.in_loop and command.end != "&"
-            else None
-        )
-        inner = found.find("torchrun") if found and command.words[0] in {"ssh", "srun"} else None
-        is_one = command.words[0] == "ssh" or (found and found.options.get("nodes") == "1")
+        is_waited = command.in_loop and command.end not in {"&", ""}
+        is_waited = is_waited and command.words[0] in {"ssh", "srun"}
+        found = launcher_command.parse(command.words, {}) if is_waited else None
+        inner = found.find("torchrun") if found else None
+        if found is None or inner is None:
+            continue
+        is_one = command.words[0] == "ssh" or found.options.get("nodes") == "1"
         ends = command.words[-1].rstrip().endswith("&") or "-f" in command.words
-        if inner and is_one and not ends and (inner.number("nnodes") or 1) > 1:
+        nodes = inner.options.get("nnodes", "1")
+        # of a number that only the shell knows, a host and a rank for each pass say it is several
+        has_host = command.words[0] == "ssh" or "$" in found.options.get("nodelist", "")
+        is_ranked = "$" in nodes and "node-rank" in inner.options and has_host
+        if is_one and not ends and (is_ranked or (natural(nodes) or 1) > 1):
             yield ScriptFault(
                 ": the loop waits for each node's torchrun, which waits for the other nodes: & is"
                 " missing behind it, and `wait` behind the loop",

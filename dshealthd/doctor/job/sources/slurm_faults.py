@@ -30,17 +30,15 @@ _PARTS = frozenset(
     {"overlap", "exact", "nodelist", "exclude", "relative", "het-group", "gpus", "w", "x", "r"}
 )
 """Options with which steps share the job."""
-OWNERS = {
-    "OMPI_COMM_WORLD_RANK": ("mpirun", "SLURM_PROCID"),
-    "OMPI_COMM_WORLD_LOCAL_RANK": ("mpirun", "SLURM_LOCALID"),
-    "OMPI_COMM_WORLD_SIZE": ("mpirun", "SLURM_NTASKS"),
-    "PBS_NODEFILE": ("PBS", "SLURM_JOB_NODELIST"),
-    "PBS_JOBID": ("PBS", "SLURM_JOB_ID"),
-    "LSB_HOSTS": ("LSF", "SLURM_JOB_NODELIST"),
-    "LSB_JOBID": ("LSF", "SLURM_JOB_ID"),
-    "JOB_COMPLETION_INDEX": ("Kubernetes", "SLURM_NODEID"),
+_OF_MPI = {
+    "OMPI_COMM_WORLD_RANK": "SLURM_PROCID",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "SLURM_LOCALID",
+    "OMPI_COMM_WORLD_SIZE": "SLURM_NTASKS",
 }
-"""Variables of others than Slurm, who sets them, and those that Slurm sets in their place."""
+"""Variables that mpirun sets, and those that srun sets in their place."""
+_NEW = re.compile(r"\$\{?(TIME_OF_START|RANDOM|BASHPID|EPOCHSECONDS|SLURM_RESTART_COUNT)\b")
+"""What is another each time that a script starts."""
+_RESUMES = re.compile(r"resume|restore|(?:^|_)load(?:$|_)")
 _STARTS = frozenset({"srun", "mpirun", "mpiexec", "ray", "sbatch"}) | programs.ELSEWHERE
 _MPI = re.compile("mpirun|mpiexec|orterun|prterun")
 
@@ -90,6 +88,18 @@ def faults(
         )
     if once := _once(directives, seen, launch):
         yield ScriptFault(once, "srun", "python", is_critical=False)
+    is_requeued = "requeue" in directives or any(
+        {"scontrol", "requeue"} <= {*one.words} for one in seen
+    )
+    given = dict(pair for one in seen for pair in launcher_command.pairs(one.words))
+    for option, path in given.items() if is_requeued else ():
+        if _RESUMES.search(option) and "/" in path and _NEW.search(path) and ":-$" not in path:
+            yield ScriptFault(
+                f": --{option} is a new directory each time that the script starts, so that a job"
+                " which is requeued begins anew: name it after $SLURM_JOB_ID, which stays",
+                *(option, option.replace("_", "-")),
+                is_critical=False,
+            )
     names = [one.words[0] for one in seen]
     last = max((at for at, one in enumerate(seen, 1) if one.end == "&"), default=0)
     if launch.is_background and "wait" not in names and {*names[last:]} <= _SAYS:
@@ -138,8 +148,8 @@ def _unread(text: str) -> dict[str, str]:
             found[name] = near
     if "srun" in lines and not _MPI.search(lines):
         for name in dict.fromkeys(_READ.findall(lines)):
-            if name in OWNERS and not re.search(rf"(?<![$\w{{]){name}=", lines):
-                found[name] = OWNERS[name][1]
+            if name in _OF_MPI and not re.search(rf"(?<![$\w{{]){name}=", lines):
+                found[name] = _OF_MPI[name]
     return found
 
 

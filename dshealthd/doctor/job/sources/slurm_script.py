@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.job.sources import (
+    deepspeed_config,
     expansion,
     launcher_command,
     programs,
@@ -80,6 +81,8 @@ class SlurmScript:
     """The text of the training's program, if that is there."""
     alternatives: Sequence[LauncherCommand] = ()
     """Where conditions decide which launch runs: each of them."""
+    config: deepspeed_config.Parsed | None = None
+    """The configuration of DeepSpeed that it writes itself, if its text is known."""
 
 
 def requested(
@@ -119,17 +122,12 @@ def parse(
     if not text.startswith("#!") and not refused:
         message = "is not a batch script: it does not begin with #!"
         raise ValueError(message)
-    directives: dict[str, str] = {}
-    ignored: list[int] = []
-    in_head = True
-    for number, line in enumerate(shell.without_documents(text).splitlines(), 1):
-        if line.startswith("#SBATCH"):
-            if in_head:
-                directives |= _directives(line)
-            else:
-                ignored.append(number)
-        elif line.strip() and not line.lstrip().startswith("#"):
-            in_head = False
+    directives, ignored = _head(text)
+    problem = ""
+    if programs.is_foreign(text):
+        program, text = programs.interpreter(text), ""
+        problem = f"only #SBATCH lines of a script for {program} are read"
+    lines = shell.without_documents(text, of_others=True)
     defaulted = {name for name in _DEFAULTED.findall(text) if name in environment}
     # What is no number may be a secret.
     variables = {
@@ -140,11 +138,14 @@ def parse(
     seen: list[shell.ShellCommand] = []
     same = os.path.normpath
 
-    def found(name: str) -> str:
-        """Return the text of a file that the script writes itself, or that is there."""
+    def written(name: str) -> str:
+        """Return the text of a file that the script writes itself; empty where it does not."""
         files = [one for one in seen if one.document and one.target]
-        written = [one.document for one in files if same(name) == same(one.target)]
-        return "".join(written[-1:]) or read(name)
+        return "".join([one.document for one in files if same(name) == same(one.target)][-1:])
+
+    def found(name: str) -> str:
+        """Return the text of a file that the script writes, or that is there."""
+        return written(name) or read(name)
 
     reader = shell.Shell(variables, found)
     commands = _continued(reader.commands(text), seen)
@@ -152,7 +153,13 @@ def parse(
     steps = [one for one in seen if one.words[0] == "srun"]
     names = {same(word) for one in steps for word in one.words}
     texts = [one for one in steps if programs.runs_shell(one.words)]
-    texts += [one for one in seen if one.target and same(one.target) in names]
+    texts += [
+        one
+        for one in seen
+        if one.target
+        and same(one.target) in names
+        and not programs.is_foreign(one.document, one.target)
+    ]
     read_there = {name for one in texts for name in one.reads}
     carried = {
         name: name in reader.exported
@@ -164,6 +171,7 @@ def parse(
     }
     left = {name: name in reader.exported for name in read_there - given if name in reader.assigned}
     called = list(calls(seen, found))
+    config = written(launch.command.config) if launch.command else ""
     assigned = {name: name in reader.exported for name in reader.assigned}
     in_front = (
         [name for one in launch.command.chain() for name in one.variables] if launch.command else ()
@@ -174,21 +182,38 @@ def parse(
         directives,
         launch.variables,
         launch.command,
-        launch.problem,
+        problem or launch.problem,
         carried | left,
         tuple(left),
         launcher_command.strange_options(directives, "srun"),
-        {name: one for name, one in unset(directives).items() if re.search(rf"\b{name}\b", text)},
+        {name: one for name, one in unset(directives).items() if re.search(rf"\b{name}\b", lines)},
         [
             *refused,
-            *slurm_faults.faults(text, directives, ignored, seen, launch),
+            *slurm_faults.faults(lines, directives, ignored, seen, launch),
             *crossing,
-            *shell_faults.faults(text, seen),
+            *shell_faults.faults(lines, seen),
         ],
         called,
         found(_program(launch.command)),
         launch.alternatives,
+        deepspeed_config.parse(config) if config and "$" not in config else None,
     )
+
+
+def _head(text: str) -> tuple[dict[str, str], list[int]]:
+    """Return the options in the `#SBATCH` lines of a script, and the lines too late for them."""
+    directives: dict[str, str] = {}
+    ignored: list[int] = []
+    in_head = True
+    for number, line in enumerate(shell.without_documents(text).splitlines(), 1):
+        if line.startswith("#SBATCH"):
+            if in_head:
+                directives |= _directives(line)
+            else:
+                ignored.append(number)
+        elif line.strip() and not line.lstrip().startswith("#"):
+            in_head = False
+    return directives, ignored
 
 
 def _program(command: LauncherCommand | None) -> str:
