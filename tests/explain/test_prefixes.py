@@ -9,6 +9,7 @@ import pytest
 from dshealthd.explain.input import Raw
 from dshealthd.explain.patterns import load
 from dshealthd.explain.recognition import Recognizer
+from dshealthd.explain.streams import Splitter
 from dshealthd.linux import kernel_lines
 from tests.explain.explaining import explained
 
@@ -201,3 +202,14 @@ def test_a_launcher_of_many_hosts_adds_lines_of_its_own(own: int, host: str | No
         "c91: the others are gone",
     )
     assert finding.host == host
+
+
+@pytest.mark.parametrize(("ranks", "kept"), [(4096, 4096), (4097, 1)])
+def test_so_many_origins_are_remembered(ranks: int, kept: int) -> None:
+    """All are forgotten beyond, so that a log of any number of ranks is read in bounded memory."""
+    splitter = Splitter(0, "")
+    lines = [splitter.split(f"[rank{rank:04}]: x") for rank in range(ranks)]
+    assert [line.origin.rank for line in lines] == [*range(ranks)]
+    (shape,) = {id(line.shape): line.shape for line in lines}.values()
+    assert shape is not None
+    assert len(shape.origins) == kept
