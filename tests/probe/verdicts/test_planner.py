@@ -72,6 +72,20 @@ def test_a_slow_peer_that_cannot_be_asked(
     assert bool(planned(known, suspicion(ECHO, 3, 10.0), unreached=unreached)) is again
 
 
+@pytest.mark.parametrize("accused", ["", "slow"])
+@pytest.mark.parametrize(("declined", "again"), [(-20.0, True), (-19.0, False)])
+@pytest.mark.parametrize(("signal", "epoch"), [(REACH, 0), (REACH, 6), (ECHO, 6)])
+def test_who_has_declined_rests(
+    signal: Signal, epoch: int, accused: str, declined: float, *, again: bool
+) -> None:
+    """For twenty seconds, whatever is known of the pair."""
+    known, pair = company(), suspicion(signal, 1)
+    met(known, "b", 1.0)
+    pair.accused, pair.checked, pair.sought = accused, -9, 6
+    known.rest("peer", declined)
+    assert (planned(known, pair, epoch) == ("me", "peer")) is again
+
+
 @pytest.mark.parametrize(("epoch", "due"), [(2, False), (3, True), (-1, True)])
 def test_recheck_of_an_accused_link(epoch: int, *, due: bool) -> None:
     """Three epochs after the last one, or once the clock was set back."""
