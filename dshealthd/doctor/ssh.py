@@ -38,7 +38,7 @@ _SSH_FAILED = 255
 _NOT_FOUND = 127
 """Exit status of a shell that does not find the program."""
 CONNECT = 5
-"""Seconds for a connection."""
+"""Seconds for a connection: its request is sent at 0, 1, 3 and 7 s, and two may be lost."""
 DEADLINE = 15.0
 """Seconds for all hosts together."""
 _MARK = "--gpus--"

@@ -38,7 +38,7 @@ MAX_SHAPES = 1 << 19
 _SHAPE = 1 << 10
 """Bytes that a shape needs beside its line."""
 MAX_ORIGINS = 4096
-"""Maximum number of origins remembered for a shape."""
+"""Maximum number of origins remembered for a shape, in 1.5 MB; beyond it, all are forgotten."""
 _ALIKE = bytes.maketrans(b"123456789", b"000000000")
 
 _CLASS = r"[\w.]{1,120}(?:Error|Exception|Interrupt):"

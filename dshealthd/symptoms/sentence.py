@@ -54,15 +54,17 @@ def duration(value: float) -> str:
     """Write seconds as Prometheus' humanizeDuration does."""
     if not math.isfinite(value):
         return f"{value:+g}".title()
-    if abs(value) < 1:
+    if value < 0:
+        return f"-{duration(-value)}"
+    if value < 1:
         return f"{humanize(value)}s"
-    whole = int(abs(value))
+    whole = int(value)
     if whole < 60:  # noqa: PLR2004 - seconds of a minute
         return f"{value:.4g}s"
     parts = (whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "m")
     first = next(place for place, (number, _) in enumerate(parts) if number)
     shown = [f"{number}{unit}" for number, unit in (*parts[first:], (whole % 60, "s"))]
-    return ("-" if value < 0 else "") + " ".join(shown)
+    return " ".join(shown)
 
 
 FORMS: Mapping[str, tuple[Callable[[float], str], str]] = {

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
@@ -142,6 +143,13 @@ def test_an_error_names_the_field(field: str, value: object, message: str) -> No
     written = schema.of(Whole).write(WHOLE)
     with pytest.raises(schema.SchemaError, match=message):
         schema.of(Whole).read({**written, field: value})
+
+
+@pytest.mark.parametrize(("length", "fits"), [(1000, True), (1001, False)])
+def test_how_long_a_text_is(length: int, *, fits: bool) -> None:
+    """As long as the errors of drivers and file systems, unless the field says otherwise."""
+    with nullcontext() if fits else pytest.raises(schema.SchemaError, match="1000 characters"):
+        assert schema.of(str).read("x" * length, "it") == "x" * length
 
 
 def test_what_others_add_is_left_out() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from dshealthd.collectors.filesystem import FilesystemOptions
 from dshealthd.core.host import Host
 from dshealthd.core.options import Bytes
 from dshealthd.doctor import path_check as path_checks
@@ -178,6 +179,7 @@ def test_paths_of_the_command_line(mount: frozen.Mount) -> None:
     """A directory that hangs, is read-only or absent is found; thawed, it is left clean."""
     context = look()
     path = str(mount.directory)
+    assert path_check(path).deadline == FilesystemOptions().deadline, "as for configured paths"
     hung = dataclasses.replace(path_check(path), deadline=1.0)
     mount.freeze()
     try:

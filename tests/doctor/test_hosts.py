@@ -18,7 +18,7 @@ from bench.processes import free_port
 from dshealthd.cli import main as cli
 from dshealthd.doctor.report import NodeReport
 from dshealthd.doctor.several_nodes import compare
-from dshealthd.doctor.ssh import HostsError, _report, examine_nodes, host_names
+from dshealthd.doctor.ssh import HostsError, _report, examine_nodes, host_names, query
 from dshealthd.linux.forked import Ended
 from tests.doctor.job.sshd import sshd
 
@@ -105,6 +105,15 @@ def test_how_ssh_ended(code: int, output: str, problem: str) -> None:
     """A node that could not be reached is told from one whose answer is none."""
     found = _report(Ended("n1", 1.0, value=(code, output, "x\nrefused\n")), 60.0)
     assert found.problem.startswith(problem)
+
+
+def test_a_connection_may_take_three_requests(tmp_path: Path) -> None:
+    """TCP sends them at 0, 1 and 3 s; for the next, at 7 s, a host is not waited for."""
+    program = tmp_path / "ssh"
+    program.write_text('#!/bin/sh\necho "$@" | grep -o "ConnectTimeout=[0-9]*" >&2\nexit 255\n')
+    program.chmod(0o755)
+    (answer,) = query(["n1"], str(program)).values()
+    assert 3 < int(answer.problem.rpartition("=")[2]) < 7
 
 
 def test_names_of_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from itertools import islice, product
+from string import ascii_lowercase
 
 import pytest
 
 from dshealthd.explain.input import Raw
 from dshealthd.explain.patterns import load
 from dshealthd.explain.recognition import Recognizer
+from dshealthd.explain.streams import HEAD, Splitter
 from dshealthd.linux import kernel_lines
 from tests.explain.explaining import explained
 
@@ -201,3 +204,41 @@ def test_a_launcher_of_many_hosts_adds_lines_of_its_own(own: int, host: str | No
         "c91: the others are gone",
     )
     assert finding.host == host
+
+
+@pytest.mark.parametrize(("ranks", "kept"), [(4096, 4096), (4097, 1)])
+def test_so_many_origins_are_remembered(ranks: int, kept: int) -> None:
+    """All are forgotten beyond, so that a log of any number of ranks is read in bounded memory."""
+    splitter = Splitter(0, "")
+    lines = [splitter.split(f"[rank{rank:04}]: x") for rank in range(ranks)]
+    assert [line.origin.rank for line in lines] == [*range(ranks)]
+    (shape,) = {id(line.shape): line.shape for line in lines}.values()
+    assert shape is not None
+    assert len(shape.origins) == kept
+
+
+@pytest.mark.parametrize(("number", "kept"), [(256, 256), (257, 1)])
+def test_so_many_shapes_are_remembered(number: int, kept: int) -> None:
+    """As many as are in half a MiB with their lines, so that any log is read in bounded memory."""
+    splitter = Splitter(0, "")
+    for first, second in islice(product(ascii_lowercase, repeat=2), number):
+        splitter.split(f"{first}{second}".ljust(1024))
+    assert len(splitter._shapes[None]) == kept
+
+
+@pytest.mark.parametrize(
+    ("width", "number", "wrapped"),
+    [(59, 2, False), (60, 2, True), (1000, 2, True), (1001, 2, False), (60, 1, False)],
+)
+def test_widths_at_which_logs_are_wrapped(width: int, number: int, *, wrapped: bool) -> None:
+    """Terminals and loggers have between 60 and 1,000 columns; one full line shows nothing."""
+    splitter = Splitter(0, "")
+    splitter.learn(["x" * width, "and its rest"] * number)
+    assert splitter._width == (width if wrapped else 0)
+
+
+@pytest.mark.parametrize(("size", "taken"), [(127, True), (128, False)])
+def test_what_is_taken_for_a_prefix(size: int, *, taken: bool) -> None:
+    """What stands before a traceback's head, if it ends within the first 160 characters."""
+    line = Splitter(0, "").split("-" * size + HEAD)
+    assert (line.text == HEAD) is taken

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import selectors
 import signal
 import subprocess
 import time
@@ -141,12 +143,21 @@ def test_what_has_answered_and_is_slow_to_end_has_answered(monkeypatch: pytest.M
     assert watch.seconds() < 30
 
 
-def test_ticks() -> None:
-    """What waits is called back five times a second."""
+def test_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits is called back five times a second, however far the deadline is."""
+    waits = list[float]()
+
+    class Watched(selectors.DefaultSelector):
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            waits.append(math.inf if timeout is None else timeout)
+            return super().select(timeout)
+
+    monkeypatch.setattr(selectors, "DefaultSelector", Watched)
     pool, ticks, began = Pool(), list[float](), time.monotonic()
     pool.start("sleeps", lambda _emit: time.sleep(1.0), 60.0)
     assert len([*pool.ended(lambda: ticks.append(time.monotonic()))]) == 1
     pool.close()
+    assert max(waits) <= 0.2
     assert 1 <= len(ticks) <= (time.monotonic() - began) * 5 + 3
 
 

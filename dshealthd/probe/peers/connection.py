@@ -134,10 +134,9 @@ class PeerConnection(Connection):
         self._blocked = True
 
     def resume_writing(self) -> None:
-        """Await the caller's next frame."""
+        """Await the caller's next frame: no more was served meanwhile."""
         self._blocked = False
-        if self._task is None and self._client is not None:
-            self.rest()
+        self.rest()
 
     def rest(self) -> None:
         """Record that an answer was sent; a stranger must send its next frame soon."""

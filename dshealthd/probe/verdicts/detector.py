@@ -388,7 +388,7 @@ class Detector:
             for pair in [p for p in self._pairs.values() if history.signal in p.signals]:
                 del self._pairs[pair.peer]
             self._ended.clear()
-        elif any(entry.bad for entry in investigation.measurements):
+        else:
             cause = explain(investigation, history.signal, self._company)
             if cause in {Cause.SELF, Cause.LEAF, Cause.FABRIC}:
                 investigation.verdict = cause, reason_of(investigation.bads)

@@ -137,23 +137,23 @@ def _for_case(
 def _for_pair(pair: PairSuspicion, state: PlanningInput) -> Iterator[ExtraRound]:
     company, epoch = state.company, state.epoch
     me, rests = company.me, company.rests(pair.peer, state.now)
-    again = ExtraRound(Confirmation((me, pair.peer), pair.kind), peer=pair.peer)
+    again = [] if rests else [ExtraRound(Confirmation((me, pair.peer), pair.kind), peer=pair.peer)]
     others = pair.others(company)
     out = {pair.peer, *state.unreached}
     begins = epoch == pair.first.epoch
     if pair.accused and not (pair.accused == AMBIGUOUS and REACH in pair.signals):
-        if not rests and _due(pair.checked, epoch):
-            yield again
+        if _due(pair.checked, epoch):
+            yield from again
     elif REACH in pair.signals:
         if begins:
             # An echo is cheap and shows at once whether one packet was lost or none gets through.
-            if pair.bads < HARD_BADS and not rests:
-                yield again
+            if pair.bads < HARD_BADS:
+                yield from again
             return
         words = pair.words
-        is_due = not rests and pair.checked != epoch
+        is_due = pair.checked != epoch
         if is_due and pair.sought > max((at for at, _ in words.values()), default=-1):
-            yield again  # who was asked last has not answered
+            yield from again  # who was asked last has not answered
         asked = {name for name, (at, _) in words.items() if at == epoch}
         if len(asked) < PEERS and others.ill <= _ILL:
             # Those that were asked before come first: what they say now counts.
@@ -163,10 +163,10 @@ def _for_pair(pair: PairSuspicion, state: PlanningInput) -> Iterator[ExtraRound]
                 yield ExtraRound(Confirmation((name, pair.peer), RoundKind.LIGHT), peer=pair.peer)
         # After others were asked: extra rounds are few, and the next epochs call it anyway.
         if is_due:
-            yield again
+            yield from again
         agreed = words and all(well for _, well in words.values())
-        if agreed and not rests and pair.missing > 0:
-            yield again
+        if agreed and pair.missing > 0:
+            yield from again
     elif RUN in pair.signals and len(pair.echoes(company)) < PEERS:
         # While it waited in vain, and others for it, both ends have met nobody else. Echoes with
         # others show at once which of the ends loses packets.
@@ -187,4 +187,4 @@ def _for_pair(pair: PairSuspicion, state: PlanningInput) -> Iterator[ExtraRound]
     # More than enough rounds of the pair add nothing. What is still missing then is that both ends
     # are well with others, which later epochs show.
     if pair.missing > 0 or pair.checked != epoch:
-        yield again
+        yield from again

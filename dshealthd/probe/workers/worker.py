@@ -66,8 +66,10 @@ if TYPE_CHECKING:
 
 LENGTH = struct.Struct(">I")
 COUNTERS = struct.Struct("=QQ")
-PACKET = 1 << 16
-"""Largest packet between agent and parent, in bytes."""
+MAX_DETAIL = 2000
+"""Most characters of an error; the text of a library may be of any length."""
+PACKET = 1 << 15
+"""Bytes of the largest packet between agent and parent: an error of 12 bytes a character."""
 PRIME = 4093
 """Period of the test pattern: below 2^12, so that sums over up to 4,096 ranks are exact in float32;
 prime, so that no two places a power of two apart, as in a ring's chunks, hold the same value.
@@ -633,7 +635,7 @@ def work(channel: int, descriptor: int) -> None:
         AttributeError,
         ImportError,
     ) as error:
-        round_.conclude("failed", reason(error), f"{type(error).__name__}: {error}"[:2000])
+        round_.conclude("failed", reason(error), f"{type(error).__name__}: {error}"[:MAX_DETAIL])
     os._exit(0)
 
 
@@ -720,7 +722,7 @@ def serve(control: socket.socket, roots: str) -> None:
             message = "this torch is built without torch.distributed"
             raise ImportError(message)  # noqa: TRY301 - handled with the other import errors
     except (ImportError, OSError) as error:
-        reply(control, {"failed": "no_torch", "detail": f"{sys.executable}: {error}"})
+        reply(control, {"failed": "no_torch", "detail": f"{sys.executable}: {error}"[:MAX_DETAIL]})
         return
     torch.set_num_threads(1)
     # Otherwise the first collection in each worker would copy the pages of this garbage.

@@ -251,6 +251,23 @@ def test_cleared_when_it_is_over() -> None:
     assert scene.run(always(Answer(SLOW))) == ()
 
 
+@pytest.mark.parametrize(("told", "named"), [
+    ({}, Suspect(Part.NODE, ME, "slow")),
+    (dict.fromkeys(("a1", "a2", "a3"), SLOW), Suspect(Part.LEAF, "leaf-a", "slow")),
+])  # fmt: skip
+def test_what_neighbors_say_later_corrects_an_accusation(
+    told: dict[str, float], named: Suspect
+) -> None:
+    """A node is accused until most of its leaf find themselves slow, too."""
+    scene = settled()
+    assert scene.run(always(Answer(SLOW)), 2) == (Suspect(Part.NODE, ME, "slow"),)
+
+    def world(peers: tuple[str, ...], _: RoundKind) -> Answer:
+        return Answer(SLOW, told={peer: told[peer] for peer in peers if peer in told})
+
+    assert scene.run(world, 16) == (named,)
+
+
 @pytest.mark.parametrize(("ratio", "over"), [(1.041, True), (1.043, False)])
 def test_cleared_well_below_the_limit(ratio: float, *, over: bool) -> None:
     """Rounds between what accuses, 1.07, and what clears, 1.042, leave an accusation as it is."""
@@ -633,6 +650,26 @@ def test_short_outages_with_several_peers_are_this_node() -> None:
     assert scene.detector.score() == HARD
     assert scene.run(well, 6)
     assert scene.run(well, 6) == ()
+
+
+@pytest.mark.parametrize(("names", "earlier"), [(["a1"], 1), (["a1", "b2", "a3"], 0)])
+def test_outages_of_this_node_are_not_those_of_its_links(names: list[str], earlier: int) -> None:
+    """Once it is cleared, a pair begins anew."""
+    scene = settled()
+    silences(scene, names)
+    scene.run(well, 12)
+    scene.epoch += 1
+    scene.round((ME, "a1"), Answer(outcome=Outcome.HUNG, stage=Stage.INVITE, late=("a1",)))
+    assert scene.detector._pairs["a1"].earlier == earlier
+
+
+def test_outages_before_and_after_a_slow_time_are_counted() -> None:
+    """That a node is no longer slow does not mean that it loses no packets."""
+    scene = settled()
+    assert silences(scene, ("a1", "b2")) == set()
+    assert scene.run(always(Answer(SLOW)), 2) == (Suspect(Part.NODE, ME, "slow"),)
+    assert scene.run(well, 3) == ()
+    assert silences(scene, ("a3",)) == {Suspect(Part.NODE, ME, "intermittent")}
 
 
 def test_one_outage_with_everybody_is_not_intermittent() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from dshealthd.probe.observation import HARD
@@ -13,9 +15,11 @@ from tests.probe.verdicts.test_explanation import bad
 from tests.probe.verdicts.test_pairs import ECHO, TIMED, company, met, suspicion
 
 
-def planned(known: Company, pair: PairSuspicion, epoch: int = 6) -> tuple[str, ...]:
+def planned(
+    known: Company, pair: PairSuspicion, epoch: int = 6, unreached: Collection[str] = ()
+) -> tuple[str, ...]:
     """Return the members of the extra round that a suspicion of a pair needs next."""
-    state = PlanningInput(known, {}, {"peer": pair}, {}, (), epoch=epoch, now=0.0)
+    state = PlanningInput(known, {}, {"peer": pair}, {}, unreached, epoch=epoch, now=0.0)
     step = next(plan(state), None)
     return step.confirmation.members if step else ()
 
@@ -52,6 +56,34 @@ def test_a_pair_of_a_node_that_is_ill_with_others(signal: Signal, ill: int, expe
         met(known, name, ratio if number < ill else 1.0)
     caller = (*planned(known, suspicion(signal, 3, ratio)), "")[0]
     assert (caller if caller in {"me", ""} else "another") == expected
+
+
+@pytest.mark.parametrize(
+    ("declined", "unreached", "again"),
+    [(-1e6, (), True), (0.0, (), False), (-1e6, ("a",), True), (-1e6, ("peer",), False)],
+)
+def test_a_slow_peer_that_cannot_be_asked(
+    declined: float, unreached: tuple[str, ...], *, again: bool
+) -> None:
+    """No more rounds about one that has declined and still rests, or that cannot be reached."""
+    known = company()
+    met(known, "b", 1.0)
+    known.rest("peer", declined)
+    assert bool(planned(known, suspicion(ECHO, 3, 10.0), unreached=unreached)) is again
+
+
+@pytest.mark.parametrize("accused", ["", "slow"])
+@pytest.mark.parametrize(("declined", "again"), [(-20.0, True), (-19.0, False)])
+@pytest.mark.parametrize(("signal", "epoch"), [(REACH, 0), (REACH, 6), (ECHO, 6)])
+def test_who_has_declined_rests(
+    signal: Signal, epoch: int, accused: str, declined: float, *, again: bool
+) -> None:
+    """For twenty seconds, whatever is known of the pair."""
+    known, pair = company(), suspicion(signal, 1)
+    met(known, "b", 1.0)
+    pair.accused, pair.checked, pair.sought = accused, -9, 6
+    known.rest("peer", declined)
+    assert (planned(known, pair, epoch) == ("me", "peer")) is again
 
 
 @pytest.mark.parametrize(("epoch", "due"), [(2, False), (3, True), (-1, True)])

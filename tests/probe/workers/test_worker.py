@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import socket
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -112,6 +113,21 @@ def test_checksum(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reasons(error: Exception, slug: str) -> None:
     """What libraries say in words becomes one of a few slugs."""
     assert worker.reason(error) == slug
+
+
+def test_an_error_of_any_length_fits_into_a_packet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why torch cannot be imported is told, cut, in a packet that is no larger than that takes."""
+    (tmp_path / "torch.py").write_text("raise ImportError(chr(0x1F4A5) * 100_000)")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    agent, parent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with agent, parent:
+        worker.serve(parent, "")
+        packet = agent.recv(1 << 20)
+    assert json.loads(packet)["detail"].endswith(chr(0x1F4A5))
+    assert worker.PACKET / 2 < len(packet) <= worker.PACKET
 
 
 def test_versions_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
