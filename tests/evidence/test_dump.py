@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.explain.dumps import digest_as_nobody
+from dshealthd.explain.dumps import digest_as_nobody, is_dump
 from dshealthd.explain.flight_recorder import MAX_EXACT, MalformedDump, digest, load
 from dshealthd.linux.forked import Ended
 from tests.evidence.steps import take
@@ -298,3 +298,14 @@ def test_counts_that_no_recorder_reaches_are_none() -> None:
     """The largest count that all readers of JSON hold is taken, the next one is no count."""
     (group,) = digest(dump(entry(MAX_EXACT), entry(MAX_EXACT + 1)))["groups"]
     assert [operation["number"] for operation in group["last"]] == [MAX_EXACT]
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [(b"\x80\x02", True), (b"\x80\x05.", True), (b"\x80\x06", False), (b"\x80\x01", False),
+     (b"\x80", False), (b"}\x02", False), (b"", False)],
+)  # fmt: skip
+def test_first_bytes_tell_a_dump(tmp_path: Path, *, head: bytes, expected: bool) -> None:
+    """The opcode of pickle's protocol and its version, 2 to 5."""
+    (tmp_path / "0").write_bytes(head)
+    assert is_dump(str(tmp_path / "0")) is expected

@@ -76,6 +76,16 @@ def test_reply_in_pieces() -> None:
     assert conversation.end() == RasAnswer(b"{...")
 
 
+def test_a_long_answer() -> None:
+    """It is read to its limit, and no further: what RAS sends is held whole."""
+    conversation = Conversation()
+    for line in (GREETING, OK, OK):
+        conversation.receive(line, 12)
+    assert conversation.receive(b"x" * (16 << 20), 12) == b""
+    with pytest.raises(Unanswered, match="longer than"):
+        conversation.receive(b"x", 12)
+
+
 @given(
     st.lists(
         st.binary(min_size=1) | st.sampled_from([b"SERVER PROTOCOL 2\n", b"OK\n", b"ERROR: no\n"])
