@@ -7,6 +7,7 @@ from typing import NamedTuple
 CAUSES = {"dshealthd_gpu_throttle_active": "dshealthd_gpu_temperature_celsius"}
 """Metrics of findings about which another one's trend says more."""
 _GIB = 2.0**-30
+"""GiB in a byte."""
 
 
 class Figure(NamedTuple):

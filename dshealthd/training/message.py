@@ -28,7 +28,10 @@ from binascii import crc32
 from typing import NamedTuple
 
 MAGIC = b"dshb"
-VERSION = 1
+VERSION = 4
+"""Of the layout below. A later one adds to its end and is read as far as this; earlier ones, which
+trainings from an older checkout write, had their fields elsewhere and are no heartbeats.
+"""
 SLOT = 512
 """Bytes from one message of a page to the next."""
 ROOM = 256

@@ -79,15 +79,23 @@ def test_round_trip(message: Message) -> None:
     assert decode(encode(message)) == message
 
 
-def sealed(data: bytes, version: int = 1) -> bytes:
+def sealed(data: bytes, version: int = 4) -> bytes:
     """Return what a sender makes of the bytes behind the header, whatever they say."""
     return struct.pack("<4sBxHI", b"dshb", version, 12 + len(data), crc32(data)) + data
 
 
-@given(messages(), st.binary(max_size=SLOT - SIZE), st.integers(1, 255))
+@given(messages(), st.binary(max_size=SLOT - SIZE), st.integers(4, 255))
 def test_newer_senders_are_understood(message: Message, more: bytes, version: int) -> None:
     """A later version appends fields; an older agent reads those it knows."""
     assert decode(sealed(encode(message)[12:] + more, version)) == message
+
+
+@pytest.mark.parametrize("version", [0, 1, 3])
+def test_older_senders_are_not_read(version: int) -> None:
+    """Their fields stood elsewhere: what they say would be another step, phase or figure."""
+    message = encode(Message(step=5, sent=1_000_000_000))
+    with pytest.raises(ValueError, match="not a heartbeat"):
+        decode(sealed(message[12:] + bytes(8), version))
 
 
 @given(st.binary(max_size=PAGE) | st.binary(min_size=SIZE - 12, max_size=SIZE).map(sealed))
@@ -105,7 +113,7 @@ def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
 
 @given(messages(), st.integers(0, SIZE - 1), st.integers(1, 255))
 def test_damaged_messages_are_refused(message: Message, place: int, change: int) -> None:
-    """A message of which a byte is another is none, but for the version and an unused byte."""
+    """A message of which a byte is another is none, but for a later version and an unused byte."""
     data = bytearray(encode(message))
     data[place] ^= change
     if place in {4, 5}:

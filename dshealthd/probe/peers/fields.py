@@ -12,6 +12,7 @@ from dshealthd.probe.members.hostlist import is_name
 
 SLUG = re.compile(r"[a-z][a-z0-9_]{0,47}")
 MAX_RANKS_OF_NODE = 64
+"""Four times the 16 GPUs of the largest node (HGX-2): a round has a rank for each."""
 RATIO = Number(0, 1e6)
 MAX_SIZE = 1 << 30
 """Bytes of one collective's payload."""

@@ -13,7 +13,7 @@ from tests.doctor.job.asking import asked, results
 _MPI = "mpirun --hostfile hosts -np 16 --bind-to none"
 _SET = "export MASTER_ADDR=a\nexport NCCL_DEBUG=WARN\n"
 _TMPFS = "apptainer exec --nv --writable-tmpfs"
-_PYXIS = "srun --container-image=./a.sqsh --container-mounts=/c:/work/c"
+_PYXIS = "srun --container-image=./a.sqsh --container-mounts=/c:/out/c"
 _ON_HOST = "srun --nodes=1 --nodelist=$h torchrun --nnodes=$N --node-rank=0"
 _REMOTE = "torchrun --nnodes=2 --nproc-per-node=8 --node-rank=$n --master-addr=a t.py"
 
@@ -60,24 +60,24 @@ CASES = (
         "the container has no /lustre/data/c4",
     ),
     (
-        f"{_TMPFS} -B /c:/work/c a.sif python t.py --output-dir /work/ckpt",
-        f"{_TMPFS} -B /c:/work/c -B /d:/work/ckpt a.sif python t.py --output-dir /work/ckpt",
-        "--output_dir /work/ckpt is lost when its container ends",
+        f"{_TMPFS} -B /c:/out/c a.sif python t.py --output-dir /out/ckpt",
+        f"{_TMPFS} -B /c:/out/c -B /d:/out/ckpt a.sif python t.py --output-dir /out/ckpt",
+        "--output_dir /out/ckpt is lost when its container ends",
     ),
     (
-        "docker run --gpus all --rm -v /c:/work/c a python t.py --save=/work/ckpt",
-        "docker run --gpus all -v /c:/work/c a python t.py --save=/work/ckpt",
-        "--save /work/ckpt is lost when its container ends",
+        "docker run --gpus all --rm -v /c:/out/c a python t.py --save=/out/ckpt",
+        "docker run --gpus all -v /c:/out/c a python t.py --save=/out/ckpt",
+        "--save /out/ckpt is lost when its container ends",
     ),
     (
-        f"{_PYXIS} python t.py --save /work/ckpt",
-        f"{_PYXIS} --container-name=a python t.py --save /work/ckpt",
-        "--save /work/ckpt is lost when its container ends",
+        f"{_PYXIS} python t.py --save /out/ckpt",
+        f"{_PYXIS} --container-name=a python t.py --save /out/ckpt",
+        "--save /out/ckpt is lost when its container ends",
     ),
     (
-        f"{_PYXIS} python t.py --save /work/ckpt",
+        f"{_PYXIS} python t.py --save /out/ckpt",
         f"{_PYXIS} python t.py --save /lustre/ckpt",
-        "--save /work/ckpt is lost",
+        "--save /out/ckpt is lost",
     ),
     (
         "scontrol show hostnames > hosts.txt\ncd /runs/a\ndeepspeed --hostfile=hosts.txt t.py",

@@ -76,7 +76,8 @@ _COMPRESSED = re.compile(r"\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\b(?!:)")
 _CUTS = re.compile(r"(?:echo|printf|cut|head|tail|awk|sed|tr|cat|sort)(?:\s|$)")
 """A program that takes a part of its input."""
 GIVEN = re.compile(
-    r"\d+|SLURM|PMI|OMPI|PBS|LSB|PET_|VC_|LWS_|JOB|RANK|NODE_RANK|LOCAL_|WORLD_SIZE|MASTER_|CUDA_VISIBLE"
+    r"\d+|SLURM|PMI|OMPI|PBS|LSB|PET_|VC_|LWS_|JOB|RANK|NODE_RANK|LOCAL_|WORLD_SIZE|MASTER_"
+    r"|CUDA_VISIBLE"
 )
 """Beginnings of variables that a scheduler, an operator or a launcher may set."""
 _COMPUTED = "COMPUTED_"

@@ -392,7 +392,8 @@ def _sets(
                 new[match[1]] = expansion.unknown(match[1])
         return new
     if program == "printf" and rest[:1] == ("-v",):
-        is_plain = len(rest) == 4 and rest[2] in {"%s", "%d", "%i"}  # noqa: PLR2004 - NAME FORM VALUE
+        # -v NAME FORM VALUE
+        is_plain = len(rest) == 4 and rest[2] in {"%s", "%d", "%i"}  # noqa: PLR2004
         return {rest[1]: rest[3]} if is_plain else dict.fromkeys(rest[1:2], expansion.UNKNOWN)
     names = [one for one in rest if not one.startswith("-")]
     if program == "read" and "string" in extra and len(names) == 1:
