@@ -310,6 +310,7 @@ _BY_SSH = (
     " {options} x \\\n  torchrun --nnodes=${{#HOSTS[@]}} --nproc-per-node=1"
     " --master_addr=${{HOSTS[0]}} x.py\nEOF\ndone"
 )
+_NONE = "#SBATCH -n 2 --export=NONE\nexport MASTER_ADDR=a\nsrun python x.py"
 _ONE_PORT = "launches at once on one node share the port 29500"
 _NO_DRIVER, _BRIDGE = "without --nv has no driver", "without --network has a bridge of its own"
 _OF_JOB = "localhost has no slot 2: the job gives it 2"
@@ -329,11 +330,15 @@ SCRIPTS = (
             ("--hostfile later --include localhost:2,3", OK, ""),
         )
     ),
+    # without its variable, what `#SBATCH --export` says holds for the job alone
+    (_NONE, CRITICAL, "--export=NONE holds for srun, too"),
+    (_NONE.replace("srun", "unset SLURM_EXPORT_ENV\nsrun"), OK, ""),
     # launches that run at once on a node cannot share a port
     (_AT_ONCE.format(""), CRITICAL, _ONE_PORT),
     (_AT_ONCE.format("--standalone"), OK, ""),
     (_AT_ONCE.format("--rdzv-endpoint=localhost:0"), OK, ""),
     (_AT_ONCE.format("--master-port=$1"), OK, ""),
+    (_AT_ONCE.format("$ARGS"), OK, ""),
     (_IN_TURN.format(""), OK, ""),
     # steps of one node each, that run at once, are all nodes for which torchrun waits
     *(
@@ -500,6 +505,7 @@ WRONG = (
     ("srun", "srun --gpus-per-task=$SLURM_GPUS_PER_TASK",
      "--gpus-per-task of srun is empty: Slurm sets SLURM_GPUS_PER_TASK only with --gpus-per"),
     ("JOB_ID'", "JOB_ID_$SLURM_NODEID'", "reads SLURM_JOB_ID_, which is never set: ${SLURM_J"),
+    ("JOB_ID'", "JOBS_ID'", "reads SLURM_JOBS_ID, which is never set: ${SLURM_JOB_ID} is meant"),
     ("'python", "'RANK=$SLURM_LOCALID python", "RANK $SLURM_LOCALID is another number: SLURM_L"),
     ("'python", "'LOCAL_RANK=$SLURM_PROCID python", "LOCAL_RANK $SLURM_PROCID is another numb"),
     *(
@@ -528,6 +534,7 @@ WRONG = (
     ("--export=ALL bash", "--export=NONE bash", "--export=NONE holds for srun, too"),
     ("srun", "srun nvidia-smi dmon &\nsrun", "the next srun waits until it ends"),
     ("1-0", "5", "it comes 300 s before the end of a job that has 300 s"),
+    ("1-0 --signal=B:USR1@300", "1 --signal=B:USR1", "it comes 60 s before the end of a job that"),
     ("1-0", "00:04:59", "it comes 300 s before the end of a job that has 299 s"),
     ("--nodes=2 --n", "--nodes=$N --n", "#SBATCH --nodes=$N is read as it stands"),
     ("--nodes=2 --ntasks-per-node=8", "--nodes=2 --ntasks=1", "1 task for 2 nodes: Slurm"),
@@ -817,6 +824,7 @@ def test_no_script() -> None:
         ("-N 4 -n 4 --gpus-per-task=8", 8),
         ("-N 2 --ntasks-per-node=8 --gpus-per-task=h100:1", 8),
         ("-N 2 --gpus=16", 8),
+        ("-n 4 --ntasks-per-node=2 -G 16", 8),
         ("-N 2 -G 3", None),
         ("-N 2", None),
     ],

@@ -315,6 +315,11 @@ _GANG = changed(
     ("kind: Job", "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job"),
     ("\nspec:", "\nspec:\n  minAvailable: 3"),
 )
+_STATEFUL = (
+    "kind: StatefulSet\nmetadata: {name: a}\nspec:\n  replicas: 2\n  serviceName: llm\n"
+    "  volumeClaimTemplates: [{metadata: {name: shm}}]\n  template:\n    "
+    + inside(changed(POD, ("llm-workers-0-0.llm", "a-0.llm"), ("{name: shm, e", "{name: y, e")), 4)
+)
 _WRITES = changed(POD, (":1 x", ":1 x --output_dir /data/run --data /data/in"))
 _SAVES = changed(POD, ("/dev/shm}", "/dev/shm}, {name: data, mountPath: /data}"))
 _CLAIM = "persistentVolumeClaim: {claimName: x}"
@@ -333,8 +338,16 @@ MANIFESTS = (
     (TRAIN_JOB.format(processes=8), OK, "4 pods with 32 GPUs"),
     (TRAIN_JOB.format(processes=9), CRITICAL, "9 processes (torchrun) for 8 GPUs"),
     (GROUPS + inside(_OF_LEADER, 6), OK, "2 pods with 16 GPUs"),
+    (changed(GROUPS, ("workerT", "leaderT")) + inside(_OF_LEADER, 6)
+     + f"\n    workerTemplate:\n      {inside(_OF_LEADER, 6)}", OK, "2 pods with 16 GPUs"),
     (_JOB, CRITICAL, "restartPolicy of a Job must be Never or OnFailure"),
     (_NEVER, OK, "2 pods"),
+    (changed(_NEVER, ("torchrun --n", "deepspeed --num_gpus=9 x --n")), CRITICAL,
+     "9 processes (deepspeed) for 8 GPUs"),
+    # pods of a StatefulSet have the domain of its Service, and the volumes of its templates
+    (_STATEFUL, OK, "2 pods"),
+    (changed(_STATEFUL, ("serviceName: llm", "serviceName: other")), CRITICAL, "subdomain other"),
+    (changed(_STATEFUL, ("{name: shm}", "{name: x}")), CRITICAL, "volume shm of /dev/shm is not"),
     # a gang is not larger than the job; Ray has shared memory
     (_GANG, CRITICAL, "starts only once 3 pods are placed (minAvailable), but has 2"),
     (changed(_NEVER, ("kind: Job", "kind: RayJob"), ("mountPath: /dev/shm", "mountPath: /x")), OK,
@@ -425,6 +438,9 @@ def test_variables_of_pods(tmp_path: Path) -> None:
     assert "only the loopback interface" in found.text
     (found,) = results("nccl-variables", manifest(tmp_path, jobset(pod.replace("lo}", "^lo}"))))
     assert found.outcome is OK
+    adapter = pod.replace("NCCL_SOCKET_IFNAME, value: lo}", "NCCL_IB_HCA, value: mlx5_0}")
+    (found,) = results("nccl-variables", manifest(tmp_path, jobset(adapter)))
+    assert found.outcome is UNKNOWN  # the pods run on other nodes
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ FIELDS = (
     ("[{name: A, value: b}]", "{A: b}", "env is \"{'A': 'b'}\", not a list"),
     ("value: b", "value: 1", "containers[a].env[A]: it is refused: value is 1, not a string"),
     ("Policy: Never", "Policy: never", "restartPolicy is never, none of Always, OnFailure, Never"),
+    ("Policy: Never", "Policy: Never\n      affinity: []", "affinity is '[]', not a mapping"),
     ("Mode: Indexed", "Mode: indexed", "completionMode is indexed, none of Indexed, NonIndexed"),
     ("[python, t.py]", "python t.py", "command is 'python t.py', not a list"),
     ("{name: train}", "{name: train, labels: {a: 1}}", "labels is a mapping with a 1"),
