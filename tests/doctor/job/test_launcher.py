@@ -426,7 +426,7 @@ def test_torchrun_once_on_each_node(tmp_path: Path, head: str, words: str) -> No
         ("#!/usr/bin/env bash", ""),
         ("#! /bin/sh -e", ""),
     ],
-)
+)  # fmt: skip
 def test_script_of_another_language(tmp_path: Path, first: str, program: str) -> None:
     """What is no script for sh is not judged as one, nor where another script runs it."""
     job, inner = tmp_path / "job.sh", tmp_path / "node.sh"
@@ -626,7 +626,7 @@ RIGHT = (
     ("\nARGS", "\ncase $X in\n--train) ;;\n-e) Y=1;;\nesac\nARGS"),
     ("srun", "srun --mem=0"),
     ("=ALL bash -c '", "=WORLD_SIZE x bash -c 'export MASTER_ADDR=n1 MASTER_PORT=29500; "),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("right", "wrong"), RIGHT)
@@ -661,7 +661,7 @@ gpu_ids: all
         ("port: 29500", "port: 70000", "master-port", "is not a port"),
         ("ids: all", "ids: 0,1", "ranks-and-gpus", "sum of all nodes, for 2 GPUs"),
     ],
-)
+)  # fmt: skip
 def test_configuration_of_accelerate(
     tmp_path: Path, right: str, wrong: str, check: str, words: str
 ) -> None:
@@ -768,7 +768,7 @@ def test_options_of_accelerate_that_exclude_each_other(tmp_path: Path) -> None:
         ("'NO'", "--num_processes 1", ""),
         ("MULTI_GPU", "--use_fsdp --zero_stage 3", "zero_stage has no effect"),
     ],
-)
+)  # fmt: skip
 def test_kind_that_accelerate_starts(
     tmp_path: Path, settings: str, options: str, words: str
 ) -> None:
@@ -828,7 +828,7 @@ def test_no_script() -> None:
         ("-N 2 -G 3", None),
         ("-N 2", None),
     ],
-)
+)  # fmt: skip
 def test_gpus_of_the_script(tmp_path: Path, head: str, gpus: int | None) -> None:
     """Without NVML, as on a login node, GPUs are those that the script requests of Slurm."""
     file = tmp_path / "job.sh"
