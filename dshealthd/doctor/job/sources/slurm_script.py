@@ -167,7 +167,8 @@ def parse(
         if name.isidentifier()
         and name not in given
         and not name.startswith("SLURM_")  # which srun reads itself
-        and not re.search(rf"\$\{{?{name}\b|\bunset\b[^\n]*\b{name}\b", text)
+        # its own default, NAME=${NAME:-VALUE}, is no use of it
+        and not re.search(rf"(?<!{name}=)\$\{{?{name}\b|\bunset\b[^\n]*\b{name}\b", text)
     }
     left = {name: name in reader.exported for name in read_there - given if name in reader.assigned}
     called = list(calls(seen, found))
