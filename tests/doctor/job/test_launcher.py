@@ -358,6 +358,9 @@ SCRIPTS = (
     (f"{_EIGHT}srun singularity exec --rocm x.sif torchrun x.py", OK, ""),
     (f"{_FOUR}docker run --gpus all x torchrun --nproc-per-node=4 x.py", WARNING, "without --ipc"),
     (f"{_FOUR}docker run --ipc=host x torchrun --nproc-per-node=4 x.py", WARNING, "without --gpus"),
+    (f"{_FOUR}docker run $ARGS x torchrun --nproc-per-node=4 x.py", OK, ""),
+    (f"{_FOUR}srun bash -c 'docker run --ipc=host x torchrun --nproc-per-node=4 x.py'", WARNING,
+     "without --gpus"),
     # what ssh has a shell read is a script: of a container there, with the hosts of an array
     *(
         (_BY_SSH.format(options=options, hosts=hosts), outcome, words)
@@ -370,6 +373,8 @@ SCRIPTS = (
             ("--network=host --device=/dev/infiniband --ulimit memlock=-1", "n1 n2", OK, ""),
         )
     ),
+    # without #SBATCH, nothing is known of the job that it runs in
+    (f"srun -N2 {ELASTIC.replace('=2', '=$SLURM_NNODES')} x.py", OK, ""),
     # what the shell of the script computes is one value for all nodes
     *(
         (f"{head}\nPORT={port}\nsrun -N2 {ELASTIC.replace('29500', '$PORT')} x.py", OK, "")
@@ -841,6 +846,8 @@ def test_gpus_of_the_script(tmp_path: Path, head: str, gpus: int | None) -> None
         assert found.outcome is expected, found
         if expected is CRITICAL:
             assert (found.remedy, found.limit) == ("sbatch --gpus-per-node=9 ...", str(gpus))
+    file.write_text(f"#!/bin/sh\n#SBATCH {head}\ntorchrun --nproc-per-node=$SLURM_GPUS_ON_NODE x\n")
+    assert asked(str(file)).layout.ranks_per_node == gpus
 
 
 @pytest.mark.parametrize(

@@ -331,6 +331,8 @@ _OF_TRAINER = changed(KUBEFLOW, ("name: pytorch\n", "name: trainer\n"))
 MANIFESTS = (
     # without a launcher, the operator of a PyTorchJob starts one process
     (pytorchjob(POD), OK, "2 pods with 16 GPUs"),
+    (changed(pytorchjob(POD), ("llm-master-0", "llm-master-1")), CRITICAL,
+     "is no pod of this manifest, which has llm-master-0, llm-worker-0"),
     (pytorchjob(_ALONE), WARNING,
      "PyTorchJob llm, Master and Worker: 1 process (PyTorchJob) for 8 GPUs"),
     (changed(pytorchjob(_ALONE), ("spec:\n", _PROCESSES.format(8)), count=1), OK, "2 pods"),
@@ -409,6 +411,7 @@ MANIFESTS = (
     ),
     # pods of Kubeflow's operator have its container, and resolve the name of the master
     (KUBEFLOW, OK, "2 pods"),
+    (changed(KUBEFLOW, ("=c10d", "=c10d --rdzv-id=$SLURM_JOB_ID")), CRITICAL, "only Slurm sets"),
     (_OF_TRAINER, CRITICAL, "no container is named 'pytorch'"),
     (changed(_OF_TRAINER, ("kubeflow.org/v1", "training.kubedl.io/v1alpha1")), OK, "2 pods"),
     (changed(KUBEFLOW, ("name: sidecar", "name: x")), OK, "2 pods"),

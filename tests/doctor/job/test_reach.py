@@ -93,7 +93,7 @@ CASES = (
     ("NNODES = 4", "NNODES=4", "NNODES is not set"),
     ("export NNODES = 4", "for ((i = 0; i < 4; i++)); do\n  a\ndone", "NNODES is not set"),
     ("if [$A -eq 0 ]; then\n  b\nfi", "if [ $A -eq 0 ]; then\n  b\nfi", "is no command"),
-    ("set -e\npython t.py\nrc=$?\nif [ $rc -ne 0 ]; then\n  scontrol requeue 1\nfi",
+    ("set -e\npython t.py\nrc=$?\necho $rc\nif [ $rc -ne 0 ]; then\n  scontrol requeue 1\nfi",
      "python t.py\nrc=$?\nif [ $rc -ne 0 ]; then\n  scontrol requeue 1\nfi",
      "`set -e` ends the script where python fails"),
     ("srun python t.py | tee log\nif [ $? -ne 0 ]; then\n  a\nfi",

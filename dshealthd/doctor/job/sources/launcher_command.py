@@ -199,16 +199,17 @@ def find_launch(
     *,
     is_task: bool = False,
     read: Read = programs.no_file,
+    seen: list[shell.ShellCommand] | None = None,
 ) -> CommandLaunch:
     """Return the command that launches a job, as far as known without a shell.
 
     That is the first one that runs `deepspeed` or `torchrun`, else Python by srun, else any srun;
     one on all nodes comes before one on a single node. `variables` change as `commands` are read.
     With `is_task`, srun runs the script itself. `read` returns the text of a file that the command
-    names; empty where there is none.
+    names; empty where there is none. `seen` gets all commands.
     """
+    seen = [] if seen is None else seen
     best, weight, problem, is_conditional = CommandLaunch(), 0, "", False
-    seen: list[shell.ShellCommand] = []
     alike: dict[int, LauncherCommand] = {}
     known: dict[int, Mapping[str, str]] = {}
     try:
