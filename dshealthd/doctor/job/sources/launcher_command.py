@@ -413,7 +413,7 @@ def accelerate_settings(text: str) -> dict[str, str]:
         found = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError):
         return {}
-    if not isinstance(found, dict) or "kind" in found or not _OF_ACCELERATE & found.keys():
+    if not isinstance(found, dict) or not _OF_ACCELERATE & found.keys():
         return {}
     blocks = [value for value in found.values() if isinstance(value, dict)]
     pairs = [pair for block in (found, *blocks) for pair in block.items()]
