@@ -265,7 +265,7 @@ def _written(start: PodStart) -> Iterator[str]:
     for option, path, place in _outputs(start.pod):
         mount, volume = start.pod.mounts.get(place, (ManifestFields(), ManifestFields()))
         is_fixed = True in (mount.get("readOnly"), volume.stated("persistentVolumeClaim.readOnly"))
-        if is_fixed or {"configMap", "secret"} & volume.value.keys():
+        if is_fixed:
             yield f"--{option} {path[:80]} cannot be written: {place} is mounted read-only"
 
 

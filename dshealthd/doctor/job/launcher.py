@@ -192,8 +192,6 @@ def _ranks(context: JobContext, _given: object) -> Iterator[Result]:
             f"{plural(per_node, 'rank')} per node ({context.layout.source}); the number of GPUs"
             f" per node is unknown: {problem or 'NVML was not queried'} (--gpus-per-node)"
         )
-    if limit is None:
-        return
     of_slurm = context.gpus_wanted is None and gpus_per_node(context.slurm_options) is not None
     says_idle = of_slurm and limit == gpus and context.layout.source == "torchrun"
     remedy = f"sbatch --gpus-per-node={per_node} ..." if of_slurm else "nvidia-smi -L"

@@ -65,8 +65,6 @@ def _held(term: str, values: Values) -> str | None:
     if relation is None and twice is None:
         return None if bool(given) == bool(denied) else (given or ("",))[0]
     known = [value for value in given if not _OPEN.search(value)]
-    if len(known) < len(given) and relation not in {None, "~"}:
-        return None
     holding = [one for one in known if known.count(one) > 1] if twice else []
     if relation:
         holding = [one for one in known if _related(one, relation, other, values)]

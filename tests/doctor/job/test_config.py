@@ -165,26 +165,18 @@ def test_no_false_alarm(inspected: dict[str, Inspection], case: str, check: str)
         ("removed inner", "config-conflicts", CRITICAL, "MiCS"),
         ("both halves", "config-conflicts", CRITICAL, "fp16 and bf16 are both enabled"),
         ("both halves", "config-keys", CRITICAL, "mean 'zero_optimization'"),
-        (
-            "offload_param",
-            "config-conflicts",
-            WARNING,
-            "offload_param needs ZeRO stage 3 or higher",
-        ),
+        ("offload_param", "config-conflicts", WARNING,
+         "offload_param needs ZeRO stage 3 or higher"),
         ("ratio", "config-conflicts", CRITICAL, "Partial offloading"),
         ("stage", "config-conflicts", CRITICAL, "zero_optimization.stage"),
         ("max_grad_norm", "config-conflicts", CRITICAL, "gradient_clipping at top level"),
         ("tag", "config-conflicts", CRITICAL, "tag_validation is Strict"),
         ("nan", "config-conflicts", CRITICAL, "finite"),
         ("types", "config-conflicts", CRITICAL, "refuses"),
-        (
-            "nowhere",
-            "config-conflicts",
-            CRITICAL,
-            "offload_param goes to NVMe but has no nvme_path",
-        ),
+        ("nowhere", "config-conflicts", CRITICAL,
+         "offload_param goes to NVMe but has no nvme_path"),
     ],
-)
+)  # fmt: skip
 def test_fault(
     inspected: dict[str, Inspection], case: str, check: str, outcome: State, words: str
 ) -> None:
@@ -256,12 +248,8 @@ def test_mended_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ((64, 4, None), 3, CRITICAL, "train_batch_size 60"),
         ((100, None, None), 8, CRITICAL, "train_batch_size 96"),
         ((None, 4, 2), 8, OK, "fit the number of ranks"),
-        (
-            (64, 4, 2),
-            None,
-            UNKNOWN,
-            "is for 8 data-parallel ranks, but the job's number of ranks is unknown",
-        ),
+        ((64, 4, 2), None, UNKNOWN,
+         "is for 8 data-parallel ranks, but the job's number of ranks is unknown"),
         ((65, 4, 2), None, CRITICAL, "fits no number of ranks"),
         ((None, None, 2), 8, CRITICAL, "neither train_batch_size nor"),
         (("auto", "auto", "auto"), 8, OK, "fit the number of ranks"),
@@ -271,7 +259,7 @@ def test_mended_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (("64", 4, 2), 8, CRITICAL, "not a whole number"),
         ((64, 0, 2), 8, CRITICAL, "train_micro_batch_size_per_gpu is '0'"),
     ],
-)
+)  # fmt: skip
 def test_batch(
     batch: tuple[object, object, object], ranks: int | None, outcome: State, words: str
 ) -> None:
@@ -473,21 +461,12 @@ STAGE_2 = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
         ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "config-keys", "overlap_comm"),
         ({"zero_optimisation": STAGE_2}, "config-keys", "did you mean 'zero_optimization'?"),
         ({"overlap_comm": True}, "config-keys", "it belongs in zero_optimization"),
-        (
-            {"zero_optimization": {"stage": 4}},
-            "config-conflicts",
-            "stage is 4, but ZeRO has stages 0 to 3",
-        ),
-        (
-            {"zero_optimization": {**STAGE_2, "offload_param": {"device": "cpu"}}},
-            "config-conflicts",
-            "offload_param needs ZeRO stage 3",
-        ),
-        (
-            {"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}},
-            "config-conflicts",
-            "offload_optimizer needs ZeRO stage 1",
-        ),
+        ({"zero_optimization": {"stage": 4}}, "config-conflicts",
+         "stage is 4, but ZeRO has stages 0 to 3"),
+        ({"zero_optimization": {**STAGE_2, "offload_param": {"device": "cpu"}}}, "config-conflicts",
+         "offload_param needs ZeRO stage 3"),
+        ({"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}},
+         "config-conflicts", "offload_optimizer needs ZeRO stage 1"),
         (
             {
                 "zero_optimization": {
@@ -498,18 +477,12 @@ STAGE_2 = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
             "config-conflicts",
             "offload_optimizer needs ZeRO stage 3",
         ),
-        (
-            {"scheduler": {"params": {"warmup_num_steps": 11, "total_num_steps": 10}}},
-            "config-conflicts",
-            "warmup_num_steps 11 is above total_num_steps",
-        ),
-        (
-            {"elasticity": {"enabled": True, "max_train_batch_size": 64}},
-            "config-conflicts",
-            "so DeepSpeed refuses train_batch_size beside it",
-        ),
+        ({"scheduler": {"params": {"warmup_num_steps": 11, "total_num_steps": 10}}},
+         "config-conflicts", "warmup_num_steps 11 is above total_num_steps"),
+        ({"elasticity": {"enabled": True, "max_train_batch_size": 64}}, "config-conflicts",
+         "so DeepSpeed refuses train_batch_size beside it"),
     ],
-)
+)  # fmt: skip
 def test_rules_without_an_interpreter(change: dict[str, Any], check: str, words: str) -> None:
     """What the file itself contradicts is found without DeepSpeed, and nothing in a right one."""
     right = {
@@ -531,20 +504,16 @@ def test_rules_without_an_interpreter(change: dict[str, Any], check: str, words:
 @pytest.mark.parametrize(
     ("wrong", "right", "words"),
     [
-        (
-            {"scheduler": {"type": "WarmupDecayLR", "params": {}}},
-            {"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}},
-            "WarmupDecayLR has no total_num_steps",
-        ),
+        ({"scheduler": {"type": "WarmupDecayLR", "params": {}}},
+         {"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}},
+         "WarmupDecayLR has no total_num_steps"),
         ({"pipeline": {"stages": 2}}, {"pipeline": {"stages": 1}}, "ZeRO stage 2 shards gradients"),
-        (
-            {"zero_optimization": {"stage": 1, "offload_param": {"device": "cpu"}}},
-            {"zero_optimization": {"stage": "auto", "offload_param": {"device": "cpu"}}},
-            "offload_param needs ZeRO stage 3 or higher",
-        ),
+        ({"zero_optimization": {"stage": 1, "offload_param": {"device": "cpu"}}},
+         {"zero_optimization": {"stage": "auto", "offload_param": {"device": "cpu"}}},
+         "offload_param needs ZeRO stage 3 or higher"),
         ({"optimizer": {"type": "SGD"}}, {"optimizer": {"type": "auto"}}, "no SGD for the CPU"),
     ],
-)
+)  # fmt: skip
 def test_contradictions(wrong: dict[str, Any], right: dict[str, Any], words: str) -> None:
     """Settings that contradict each other are found without DeepSpeed, and pass once mended."""
     common = {"bf16": {"enabled": True}, "zero_optimization": STAGE_2}

@@ -253,30 +253,21 @@ def test_without_ssh(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "outcome", "words"),
     [
-        (
-            "torchrun --nnodes=2 --master-addr=127.0.0.1 x.py",
-            CRITICAL,
-            "each node's own loopback, but the job has 2 nodes",
-        ),
+        ("torchrun --nnodes=2 --master-addr=127.0.0.1 x.py", CRITICAL,
+         "each node's own loopback, but the job has 2 nodes"),
         ("torchrun --nnodes=2 x.py", CRITICAL, "--master-addr is missing"),
-        (
-            "torchrun --nnodes=2 --rdzv-backend=c10d x.py",
-            CRITICAL,
-            "--rdzv-endpoint is missing (only the static rendezvous reads --master-addr)",
-        ),
+        ("torchrun --nnodes=2 --rdzv-backend=c10d x.py", CRITICAL,
+         "--rdzv-endpoint is missing (only the static rendezvous reads --master-addr)"),
         ("torchrun --nnodes=2 --rdzv-endpoint=localhost:29500 x.py", CRITICAL, "loopback"),
         ("torchrun --nnodes=1 --master-addr=localhost x.py", OK, "Other nodes can reach"),
         ("torchrun --standalone --nproc-per-node=8 x.py", OK, "Other nodes can reach"),
         ("torchrun --nnodes=2 --rdzv-endpoint=192.0.2.1:29500 x.py", OK, "Other nodes can reach"),
         ("torchrun --nnodes=2 --master-addr=no-such.invalid x.py", None, "does not resolve"),
-        (
-            "deepspeed --master_addr=192.0.2.9 x.py",
-            WARNING,
-            "not the address of any node of the job",
-        ),
+        ("deepspeed --master_addr=192.0.2.9 x.py", WARNING,
+         "not the address of any node of the job"),
         ("deepspeed --master_addr=192.0.2.1 x.py", OK, "Other nodes can reach"),
     ],
-)
+)  # fmt: skip
 def test_master_address(tmp_path: Path, command: str, outcome: State | None, words: str) -> None:
     """An address that others cannot reach is found before the first rank waits for it."""
     hostfile = "192.0.2.1 slots=8\n192.0.2.2 slots=8\n" if "deepspeed" in command else "a slots=1"

@@ -101,12 +101,7 @@ FAULTS = (
     ("$(MASTER_ADDR):1", "localhost:1", CRITICAL, "each pod's own loopback"),
     ("llm-workers-0-0.llm", "old-workers-0-0.old", CRITICAL, "is no pod of this manifest"),
     ("llm-workers-0-0.llm", "llm-workers-0-0.old", CRITICAL, "are in the subdomain llm"),
-    (
-        "llm-workers-0-0.",
-        "llm-workers-0-2.",
-        CRITICAL,
-        "which has llm-workers-0-0, llm-workers",
-    ),
+    ("llm-workers-0-0.", "llm-workers-0-2.", CRITICAL, "which has llm-workers-0-0, llm-workers"),
     ("=c10d", "=c10d --rdzv-id=$RANK", CRITICAL, "it uses RANK, which only a PyTorchJob sets"),
     ("=c10d", "=c10d --rdzv-id=$JOB_COMPLETION_INDEX", OK, "2 pods"),
     ("- torchrun", "- RANK=1; torchrun --rdzv-id=$RANK", OK, "2 pods"),
@@ -120,24 +115,11 @@ FAULTS = (
     ("medium: Memory", "sizeLimit: 65Mi", OK, "2 pods"),
     ("name: shm, emptyDir", "name: x, emptyDir", CRITICAL, "the volume shm of /dev/shm is not"),
     ('{limits: {nvidia.com/gpu: "8"}}', "{requests: {nvidia.com/gpu: 8}}", CRITICAL, "none in"),
-    (
-        "spec:\n",
-        "spec:\n  hostNetwork: true\n",
-        CRITICAL,
-        "only with dnsPolicy: ClusterFirstWithHostNet",
-    ),
-    (
-        "spec:\n",
-        "spec:\n  hostNetwork: true\n  dnsPolicy: ClusterFirstWithHostNet\n",
-        OK,
-        "2 pods",
-    ),
-    (
-        "    resources",
-        "    livenessProbe: {failureThreshold: 59}\n    resources",
-        WARNING,
-        "does not answer for 590 s",
-    ),
+    ("spec:\n", "spec:\n  hostNetwork: true\n", CRITICAL,
+     "only with dnsPolicy: ClusterFirstWithHostNet"),
+    ("spec:\n", "spec:\n  hostNetwork: true\n  dnsPolicy: ClusterFirstWithHostNet\n", OK, "2 pods"),
+    ("    resources", "    livenessProbe: {failureThreshold: 59}\n    resources", WARNING,
+     "does not answer for 590 s"),
     ("    resources", "    livenessProbe: {failureThreshold: 60}\n    resources", OK, "2 pods"),
     ('gpu: "8"', 'gpu: "8", memory: 1023Mi', CRITICAL, "1023 MiB of memory on a node"),
     ('gpu: "8"', 'gpu: "8", memory: 64', CRITICAL, "one of Kubernetes in bytes"),
@@ -149,7 +131,7 @@ FAULTS = (
     ("=c10d", "=c10d --rdzv-id=$SLURM_JOB_ID", CRITICAL, "which only Slurm sets"),
     ('gpu: "8"', 'gpu: "0.5"', CRITICAL, "0.5 nvidia.com/gpu in limits is no whole number"),
     ("emptyDir: {medium: Memory", "persistentVolumeClaim: {claimName: x", OK, "2 pods"),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("old", "new", "outcome", "words"), FAULTS)
@@ -160,19 +142,6 @@ def test_faults(tmp_path: Path, old: str, new: str, outcome: State, words: str) 
     (found,) = results("manifest", manifest(tmp_path, jobset(POD.replace(old, new))))
     assert (found.outcome, words in found.text) == (outcome, True), found
     assert outcome is OK or "JobSet llm" in found.text
-
-
-def test_kinds(tmp_path: Path) -> None:
-    """PyTorchJob is read like a JobSet; without a launcher its operator starts one process."""
-    (found,) = results("manifest", manifest(tmp_path, pytorchjob(POD)))
-    assert (found.outcome, "2 pods with 16 GPUs" in found.text) == (OK, True)
-    alone = POD.replace("    command: [bash, -c]\n    image: train\n", "").replace(
-        "- torchrun", "- --lr 1; torchrun"
-    )
-    (found,) = results("manifest", manifest(tmp_path, pytorchjob(alone)))
-    assert "PyTorchJob llm, Master and Worker: 1 process (PyTorchJob) for 8 GPUs" in found.text
-    told = pytorchjob(alone).replace("spec:\n", 'spec:\n  nprocPerNode: "8"\n', 1)
-    assert [one.outcome for one in results("manifest", manifest(tmp_path, told))] == [OK]
 
 
 def test_manifest_in_json(tmp_path: Path) -> None:
@@ -216,32 +185,6 @@ spec:
     """
 
 
-def test_other_kinds(tmp_path: Path) -> None:
-    """A TrainJob has a trainer, groups have a size, a Job restarts no finished pod, Ray has shared
-    memory, and a gang is not larger than the job.
-    """
-    (found,) = results("manifest", manifest(tmp_path, TRAIN_JOB.format(processes=8)))
-    assert (found.outcome, "4 pods with 32 GPUs" in found.text) == (OK, True)
-    (found,) = results("manifest", manifest(tmp_path, TRAIN_JOB.format(processes=9)))
-    assert "9 processes (torchrun) for 8 GPUs" in found.text
-    pod = inside(POD.replace("MASTER_ADDR):1", "LEADER):1"), 6)
-    groups = GROUPS + pod
-    (found,) = results("manifest", manifest(tmp_path, groups))
-    assert (found.outcome, "2 pods with 16 GPUs" in found.text) == (OK, True), found
-    job = JOB + inside(POD, 4).replace("MASTER_ADDR):1", "LEADER):1")
-    (found,) = results("manifest", manifest(tmp_path, job))
-    assert "restartPolicy of a Job must be Never or OnFailure" in found.text
-    right = job.replace("    spec:\n", "    spec:\n      restartPolicy: Never\n")
-    (found,) = results("manifest", manifest(tmp_path, right))
-    assert (found.outcome, "2 pods" in found.text) == (OK, True), found
-    gang = right.replace("kind:", "apiVersion: batch.volcano.sh/v1alpha1\nkind:", 1)
-    gang = gang.replace("spec:", "spec:\n  minAvailable: 3", 1)
-    (found,) = results("manifest", manifest(tmp_path, gang))
-    assert "starts only once 3 pods are placed (minAvailable), but has 2" in found.text
-    ray = right.replace("kind: Job", "kind: RayJob").replace("mountPath: /dev/shm", "mountPath: /x")
-    assert [one.outcome for one in results("manifest", manifest(tmp_path, ray))] == [OK]
-
-
 def test_words_that_are_not_read_as_meant(tmp_path: Path) -> None:
     """Without a shell nothing expands a variable, and a shell runs one word alone."""
     alone = "[torchrun, --nnodes=2, --nproc-per-node=8, --rdzv-backend=c10d, '--rdzv-id={}', x]"
@@ -262,54 +205,6 @@ def test_words_that_are_not_read_as_meant(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("mount", "says"),
-    [
-        ("readOnly: true", 1),
-        ("readOnly: false", 0),
-        ("subPath: x", 0),
-        ("readOnly: true}, {name: shm, mountPath: /data/run", 0),
-    ],
-)
-def test_output_on_a_read_only_mount(tmp_path: Path, mount: str, says: int) -> None:
-    """A training cannot write where its container has a mount that is read-only."""
-    pod = POD.replace(":1 x", ":1 x --output_dir /data/run --data /data/in").replace(
-        "/dev/shm}", f"/dev/shm}}, {{name: shm, mountPath: /data, {mount}}}"
-    )
-    found = results("manifest", manifest(tmp_path, jobset(pod)))
-    assert ["/data/run cannot be written" in one.text for one in found] == [bool(says)]
-
-
-@pytest.mark.parametrize(
-    ("path", "volume", "says"),
-    [
-        ("/ckpt/run", "persistentVolumeClaim: {claimName: x}", True),
-        ("/data/run", "persistentVolumeClaim: {claimName: x}", False),
-        ("ckpt", "persistentVolumeClaim: {claimName: x}", False),
-        ("/ckpt/run", "emptyDir: {}", False),
-    ],
-)
-def test_checkpoints_beside_the_volume(
-    tmp_path: Path, path: str, volume: str, *, says: bool
-) -> None:
-    """What is saved beside a volume that lasts is lost with the container."""
-    pod = POD.replace(":1 x", f":1 x --save_dir {path} --log /a").replace(
-        "/dev/shm}", "/dev/shm}, {name: data, mountPath: /data}"
-    )
-    pod = pod.replace("volumes: [", f"volumes: [{{name: data, {volume}}}, ")
-    found = results("manifest", manifest(tmp_path, jobset(pod)))
-    assert [f"--save_dir {path} is lost" in one.text for one in found] == [says]
-
-
-def test_index_that_several_jobs_share(tmp_path: Path) -> None:
-    """An index begins with 0 in each job of a JobSet, so it is no rank among several jobs."""
-    text = jobset(POD.replace("rdzv-backend=c10d", "node-rank=$JOB_COMPLETION_INDEX"))
-    assert [one.outcome for one in results("manifest", manifest(tmp_path, text))] == [OK]
-    text = text.replace("replicas: 1", "replicas: 2").replace("parallelism: 2", "parallelism: 1")
-    (found,) = results("manifest", manifest(tmp_path, text))
-    assert "JOB_COMPLETION_INDEX is the same in several of its groups" in found.text
-
-
 SERVICE = "kind: Service\nmetadata: {name: llm}\n"
 CLAIM = """kind: PersistentVolumeClaim
 metadata: {name: x}
@@ -322,12 +217,8 @@ LIMITED = POD.replace('gpu: "8"', 'gpu: "8", memory: 8Gi').replace(
 
 
 PODS = (
-    (
-        jobset(POD).replace("  replicated", "  network: {enableDNSHostnames: false}\n  replicated"),
-        "false",
-        "true",
-        "pods of this JobSet have no subdomain",
-    ),
+    (jobset(POD).replace("  replicated", "  network: {enableDNSHostnames: false}\n  replicated"),
+     "false", "true", "pods of this JobSet have no subdomain"),
     (jobset(LIMITED), "sizeLimit: 9Gi", "sizeLimit: 8Gi", "which count as memory of the"),
     (
         pytorchjob(POD.replace("image: train", "image: a/train:2.1")).replace(
@@ -366,24 +257,13 @@ PODS = (
         "publishNotReadyAddresses: true",
         "does not resolve until its pod is ready (readinessProbe)",
     ),
-    (
-        f"{SERVICE}spec: {{clusterIP: 192.0.2.1}}\n---{jobset(POD)}",
-        "192.0.2.1",
-        "None",
-        "the Service llm is not headless",
-    ),
-    (
-        f"{SERVICE}spec: {{clusterIP: None, selector: {{app: llm}}}}\n---{jobset(POD)}",
-        "selector: {app: llm}",
-        "selector: {jobset.sigs.k8s.io/jobset-name: llm}",
-        "the Service llm selects app=llm, which these pods are not",
-    ),
-    (
-        f"{CLAIM}---{jobset(POD.replace('volumes: [', CLAIMED))}",
-        "ReadWriteOnce",
-        "ReadWriteMany",
-        "the claim x is ReadWriteOnce, so only pods of one node can mount it",
-    ),
+    (f"{SERVICE}spec: {{clusterIP: 192.0.2.1}}\n---{jobset(POD)}", "192.0.2.1", "None",
+     "the Service llm is not headless"),
+    (f"{SERVICE}spec: {{clusterIP: None, selector: {{app: llm}}}}\n---{jobset(POD)}",
+     "selector: {app: llm}", "selector: {jobset.sigs.k8s.io/jobset-name: llm}",
+     "the Service llm selects app=llm, which these pods are not"),
+    (f"{CLAIM}---{jobset(POD.replace('volumes: [', CLAIMED))}", "ReadWriteOnce", "ReadWriteMany",
+     "the claim x is ReadWriteOnce, so only pods of one node can mount it"),
     (
         JOB.replace("name: j", "name: j, labels: {}")
         + "metadata: {labels: {kueue.x-k8s.io/queue-name: q}}\n"
@@ -408,34 +288,6 @@ def test_pods_that_do_not_start_or_last(
     ] == [OK]
 
 
-def test_devices_of_the_network(tmp_path: Path) -> None:
-    """Pods of one job have the same network, by whatever name its vendor gives a device."""
-    for device, name in (("rdma/ib", "rdma/ib"), ("vpc.amazonaws.com/efa", "amazonaws")):
-        asks = pytorchjob(POD.replace('gpu: "8"', f'gpu: "8", {device}: 1'))
-        assert [one.outcome for one in results("manifest", manifest(tmp_path, asks))] == [OK]
-        (found,) = results(
-            "manifest", manifest(tmp_path, asks.replace(f", {device}: 1", ", cpu: 9", 1))
-        )
-        assert (found.outcome, name in found.text) == (WARNING, True)
-        assert "PyTorchJob llm, Master: pods beside it have" in found.text
-
-
-@pytest.mark.parametrize(("processes", "outcome"), [("8", CRITICAL), ("1", OK)])
-def test_world_that_counts_processes(tmp_path: Path, processes: str, outcome: State) -> None:
-    """WORLD_SIZE counts processes once a pod has several, so it is not a number of nodes."""
-    pod = POD.replace("--nnodes=2 --nproc-per-node=8", "--nnodes=$WORLD_SIZE")
-    text = pytorchjob(pod.replace('gpu: "8"', f'gpu: "{processes}"'))
-    text = text.replace("spec:\n", f'spec:\n  nprocPerNode: "{processes}"\n', 1)
-    assert [one.outcome for one in results("manifest", manifest(tmp_path, text))] == [outcome]
-
-
-def test_marks_that_are_no_text(tmp_path: Path) -> None:
-    """Labels and annotations are text."""
-    for value, outcome in (("false", CRITICAL), ('"false"', OK)):
-        text = jobset(POD).replace("name: llm}", f"name: llm, annotations: {{a/b: {value}}}}}")
-        assert [one.outcome for one in results("manifest", manifest(tmp_path, text))] == [outcome]
-
-
 KUBEFLOW = "apiVersion: kubeflow.org/v1\n" + pytorchjob(
     POD.replace("name: train", "name: pytorch")
     .replace("MASTER_ADDR):1", "MASTER):1")
@@ -443,48 +295,142 @@ KUBEFLOW = "apiVersion: kubeflow.org/v1\n" + pytorchjob(
 )
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "count", "words"),
-    [
-        ("", "", 0, ""),
-        ("name: pytorch\n", "name: trainer\n", 1, "no container is named 'pytorch'"),
-        ("name: sidecar", "name: x", 0, ""),
-        (
-            "  dnsPolicy: ClusterFirstWithHostNet",
-            "  dnsPolicy: ClusterFirst",
-            1,
-            "Worker: the Serv",
-        ),
-    ],
+def changed(text: str, *pairs: tuple[str, str], count: int = -1) -> str:
+    """Return a text with some of it replaced, which must be there."""
+    for old, new in pairs:
+        assert old in text, old
+        text = text.replace(old, new, count)
+    return text
+
+
+_ALONE = changed(
+    POD, ("    command: [bash, -c]\n    image: train\n", ""), ("- torchrun", "- --lr 1; torchrun")
 )
-def test_what_an_operator_requires(
-    tmp_path: Path, old: str, new: str, count: int, words: str
-) -> None:
-    """Pods of Kubeflow's operator have its container, and resolve the name of the master."""
-    assert old in KUBEFLOW
-    found = results("manifest", manifest(tmp_path, KUBEFLOW.replace(old, new) if old else KUBEFLOW))
-    assert [words in one.text for one in found if one.outcome is CRITICAL] == [True] * count
-    other = KUBEFLOW.replace("name: pytorch\n", "name: trainer\n")
-    elsewhere = other.replace("kubeflow.org/v1", "training.kubedl.io/v1alpha1")
-    assert [one.outcome for one in results("manifest", manifest(tmp_path, elsewhere))] == [OK]
-    literal = KUBEFLOW.replace("$(MASTER):1", "192.0.2.1:1").replace("FirstWithHostNet", "First")
-    assert [one.outcome for one in results("manifest", manifest(tmp_path, literal))] == [OK]
+_PROCESSES = 'spec:\n  nprocPerNode: "{}"\n'
+_OF_LEADER = POD.replace("MASTER_ADDR):1", "LEADER):1")
+_JOB = JOB + inside(_OF_LEADER, 4)
+_NEVER = changed(_JOB, ("    spec:\n", "    spec:\n      restartPolicy: Never\n"))
+_GANG = changed(
+    _NEVER,
+    ("kind: Job", "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job"),
+    ("\nspec:", "\nspec:\n  minAvailable: 3"),
+)
+_STATEFUL = (
+    "kind: StatefulSet\nmetadata: {name: a}\nspec:\n  replicas: 2\n  serviceName: llm\n"
+    "  volumeClaimTemplates: [{metadata: {name: shm}}]\n  template:\n    "
+    + inside(changed(POD, ("llm-workers-0-0.llm", "a-0.llm"), ("{name: shm, e", "{name: y, e")), 4)
+)
+_WRITES = changed(POD, (":1 x", ":1 x --output_dir /data/run --data /data/in"))
+_SAVES = changed(POD, ("/dev/shm}", "/dev/shm}, {name: data, mountPath: /data}"))
+_CLAIM = "persistentVolumeClaim: {claimName: x}"
+_BY_INDEX = jobset(changed(POD, ("rdzv-backend=c10d", "node-rank=$JOB_COMPLETION_INDEX")))
+_OTHER_VOLUME = jobset(changed(POD, ("{name: shm, emptyDir", "{name: x, emptyDir")))
+_TEMPLATES = "  volumeClaimPolicies: [{templates: [{metadata: {name: shm}}]}]\n  replicatedJobs"
+_WORLD = changed(POD, ("--nnodes=2 --nproc-per-node=8", "--nnodes=$WORLD_SIZE"))
+_OF_TRAINER = changed(KUBEFLOW, ("name: pytorch\n", "name: trainer\n"))
+MANIFESTS = (
+    # without a launcher, the operator of a PyTorchJob starts one process
+    (pytorchjob(POD), OK, "2 pods with 16 GPUs"),
+    (changed(pytorchjob(POD), ("llm-master-0", "llm-master-1")), CRITICAL,
+     "is no pod of this manifest, which has llm-master-0, llm-worker-0"),
+    (pytorchjob(_ALONE), WARNING,
+     "PyTorchJob llm, Master and Worker: 1 process (PyTorchJob) for 8 GPUs"),
+    (changed(pytorchjob(_ALONE), ("spec:\n", _PROCESSES.format(8)), count=1), OK, "2 pods"),
+    # a TrainJob has a trainer, groups have a size, a Job restarts no finished pod
+    (TRAIN_JOB.format(processes=8), OK, "4 pods with 32 GPUs"),
+    (TRAIN_JOB.format(processes=9), CRITICAL, "9 processes (torchrun) for 8 GPUs"),
+    (GROUPS + inside(_OF_LEADER, 6), OK, "2 pods with 16 GPUs"),
+    (changed(GROUPS, ("workerT", "leaderT")) + inside(_OF_LEADER, 6)
+     + f"\n    workerTemplate:\n      {inside(_OF_LEADER, 6)}", OK, "2 pods with 16 GPUs"),
+    (_JOB, CRITICAL, "restartPolicy of a Job must be Never or OnFailure"),
+    (_NEVER, OK, "2 pods"),
+    (changed(_NEVER, ("torchrun --n", "deepspeed --num_gpus=9 x --n")), CRITICAL,
+     "9 processes (deepspeed) for 8 GPUs"),
+    # pods of a StatefulSet have the domain of its Service, and the volumes of its templates
+    (_STATEFUL, OK, "2 pods"),
+    (changed(_STATEFUL, ("serviceName: llm", "serviceName: other")), CRITICAL, "subdomain other"),
+    (changed(_STATEFUL, ("{name: shm}", "{name: x}")), CRITICAL, "volume shm of /dev/shm is not"),
+    # a gang is not larger than the job; Ray has shared memory
+    (_GANG, CRITICAL, "starts only once 3 pods are placed (minAvailable), but has 2"),
+    (changed(_NEVER, ("kind: Job", "kind: RayJob"), ("mountPath: /dev/shm", "mountPath: /x")), OK,
+     "2 pods"),
+    # mpirun starts no more processes than its workers have slots
+    (mpijob(16), OK, "3 pods"),
+    (mpijob(17), CRITICAL, "mpirun -np 17, but workers have 16 slots"),
+    (changed(mpijob(17), ("spec:\n", "spec:\n  runLauncherAsWorker: true\n"), count=1), OK, ""),
+    # a training cannot write where its container has a mount that is read-only
+    *(
+        (jobset(changed(_WRITES, ("/dev/shm}", f"/dev/shm}}, {{name: shm, {mount}}}"))),
+         CRITICAL if words else OK, words)
+        for mount, words in (
+            ("mountPath: /data, readOnly: true", "/data/run cannot be written"),
+            ("mountPath: /data, readOnly: false", ""),
+            ("mountPath: /data, subPath: x", ""),
+            ("mountPath: /data, readOnly: true}, {name: shm, mountPath: /data/run", ""),
+        )
+    ),
+    # what is saved beside a volume that lasts is lost with the container
+    *(
+        (jobset(changed(_SAVES, (":1 x", f":1 x --save_dir {path} --log /a"),
+                        ("volumes: [", f"volumes: [{{name: data, {volume}}}, "))),
+         WARNING if words else OK, words)
+        for path, volume, words in (
+            ("/ckpt/run", _CLAIM, "--save_dir /ckpt/run is lost"),
+            ("/data/run", _CLAIM, ""),
+            ("ckpt", _CLAIM, ""),
+            ("/ckpt/run", "emptyDir: {}", ""),
+        )
+    ),
+    # an index begins with 0 in each job of a JobSet
+    (_BY_INDEX, OK, "2 pods"),
+    (changed(_BY_INDEX, ("replicas: 1", "replicas: 2"), ("parallelism: 2", "parallelism: 1")),
+     CRITICAL, "JOB_COMPLETION_INDEX is the same in several of its groups"),
+    # pods of one job have the same network, by whatever name its vendor gives a device
+    *(
+        case
+        for device in ("rdma/ib", "vpc.amazonaws.com/efa")
+        for asks in [pytorchjob(changed(POD, ('gpu: "8"', f'gpu: "8", {device}: 1')))]
+        for case in (
+            (asks, OK, "2 pods"),
+            (changed(asks, (f", {device}: 1", ", cpu: 9"), count=1), WARNING,
+             f"PyTorchJob llm, Master: pods beside it have {device}"),
+        )
+    ),
+    # WORLD_SIZE counts processes once a pod has several, so it is not a number of nodes
+    *(
+        (changed(pytorchjob(changed(_WORLD, ('gpu: "8"', f'gpu: "{processes}"'))),
+                 ("spec:\n", _PROCESSES.format(processes)), count=1), outcome, words)
+        for processes, outcome, words in (
+            (8, CRITICAL, "is the number of processes, not of nodes"), (1, OK, "2 pods"),
+        )
+    ),
+    # labels and annotations are text
+    *(
+        (changed(jobset(POD), ("name: llm}", f"name: llm, annotations: {{a/b: {value}}}}}")), *says)
+        for value, *says in (("false", CRITICAL, "quote it"), ('"false"', OK, "2 pods"))
+    ),
+    # pods of Kubeflow's operator have its container, and resolve the name of the master
+    (KUBEFLOW, OK, "2 pods"),
+    (changed(KUBEFLOW, ("=c10d", "=c10d --rdzv-id=$SLURM_JOB_ID")), CRITICAL, "only Slurm sets"),
+    (_OF_TRAINER, CRITICAL, "no container is named 'pytorch'"),
+    (changed(_OF_TRAINER, ("kubeflow.org/v1", "training.kubedl.io/v1alpha1")), OK, "2 pods"),
+    (changed(KUBEFLOW, ("name: sidecar", "name: x")), OK, "2 pods"),
+    (changed(KUBEFLOW, ("  dnsPolicy: ClusterFirstWithHostNet", "  dnsPolicy: ClusterFirst")),
+     CRITICAL, "Worker: the Service at which pods of a PyTorchJob meet does not resolve"),
+    (changed(KUBEFLOW, ("$(MASTER):1", "192.0.2.1:1"), ("FirstWithHostNet", "First")), OK, ""),
+    # a volume that a controller makes from a template of claims is declared
+    (changed(_OTHER_VOLUME, ("  replicatedJobs", _TEMPLATES)), OK, "2 pods"),
+    (changed(_OTHER_VOLUME, ("kind: JobSet", "kind: JobSet\nvolumeClaim: x")), CRITICAL,
+     "the volume shm of /dev/shm is not declared"),
+)  # fmt: skip
+"""Manifests, and what is wrong with them."""
 
 
-def test_volumes_of_claims(tmp_path: Path) -> None:
-    """A volume that a controller makes from a template of claims is declared; no other word is."""
-    text = jobset(POD.replace("{name: shm, emptyDir", "{name: x, emptyDir"))
-    claims = "  volumeClaimPolicies: [{templates: [{metadata: {name: shm}}]}]\n  replicatedJobs"
-    declared = text.replace("  replicatedJobs", claims)
-    shared = "64 MB"  # a claim is no memory
-    assert all(
-        shared in one.text or one.outcome is OK
-        for one in results("manifest", manifest(tmp_path, declared))
-    )
-    (found,) = results(
-        "manifest", manifest(tmp_path, text.replace("kind: JobSet", "kind: JobSet\nvolumeClaim: x"))
-    )
-    assert "the volume shm of /dev/shm is not declared" in found.text
+@pytest.mark.parametrize(("text", "outcome", "words"), MANIFESTS)
+def test_manifests(tmp_path: Path, text: str, outcome: State, words: str) -> None:
+    """Pods of any kind have one result, which names what is wrong with them."""
+    (found,) = results("manifest", manifest(tmp_path, text))
+    assert (found.outcome, words in found.text) == (outcome, True), found
 
 
 def test_variables_of_pods(tmp_path: Path) -> None:
@@ -495,18 +441,9 @@ def test_variables_of_pods(tmp_path: Path) -> None:
     assert "only the loopback interface" in found.text
     (found,) = results("nccl-variables", manifest(tmp_path, jobset(pod.replace("lo}", "^lo}"))))
     assert found.outcome is OK
-
-
-@pytest.mark.parametrize(("ranks", "outcome"), [(16, OK), (17, CRITICAL)])
-def test_slots_of_an_mpijob(tmp_path: Path, ranks: int, outcome: State) -> None:
-    """Mpirun starts no more processes than its workers have slots."""
-    (found,) = results("manifest", manifest(tmp_path, mpijob(ranks)))
-    assert found.outcome is outcome, found
-    launcher = "spec:\n  runLauncherAsWorker: true\n"
-    text = mpijob(ranks).replace("spec:\n", launcher, 1)
-    assert launcher in text
-    (found,) = results("manifest", manifest(tmp_path, text))
-    assert found.outcome is OK, found
+    adapter = pod.replace("NCCL_SOCKET_IFNAME, value: lo}", "NCCL_IB_HCA, value: mlx5_0}")
+    (found,) = results("nccl-variables", manifest(tmp_path, jobset(adapter)))
+    assert found.outcome is UNKNOWN  # the pods run on other nodes
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,6 @@ NUMBERS = (
     ),
     *(": ${{NUMBER:={}}}\n $NUMBER", "declare -i NUMBER={}\n $NUMBER", "let NUMBER={}\n $NUMBER"),
     *("NUMBER=$(({}*1))\n $NUMBER", " $(({}+0))", "NUMBERS=(7 {})\n ${{NUMBERS[1]}}"),
-    *("printf -v NUMBER %d {}\n $NUMBER", "read -r NUMBER <<< {}\n $NUMBER"),
 )
 """How a number is written in another way: what stands before its line, and in its place."""
 EXPORTS = (

@@ -24,21 +24,15 @@ if TYPE_CHECKING:
 _TEMPLATE = "template: {spec: {restartPolicy: Never, containers: [{name: a}]}}"
 _QUEUE = "metadata: {name: a, labels: {kueue.x-k8s.io/queue-name: q}}"
 OBJECTS: Sequence[tuple[str, str]] = (
-    (
-        "podFailurePolicy: {}\ntemplate: {spec: {restartPolicy: OnFailure}}",
-        "podFailurePolicy: {}\ntemplate: {spec: {restartPolicy: Never}}",
-    ),
+    ("podFailurePolicy: {}\ntemplate: {spec: {restartPolicy: OnFailure}}",
+     "podFailurePolicy: {}\ntemplate: {spec: {restartPolicy: Never}}"),
     ("completionMode: Indexed", "completionMode: Indexed\ncompletions: 2"),
     ("backoffLimitPerIndex: 1", "backoffLimitPerIndex: 1\ncompletionMode: Indexed"),
     ("successPolicy: {}", "successPolicy: {}\ncompletionMode: Indexed"),
-    (
-        f"podFailurePolicy: {{rules: [{{onExitCodes: {{containerName: b}}}}]}}\n{_TEMPLATE}",
-        f"podFailurePolicy: {{rules: [{{onExitCodes: {{containerName: a}}}}]}}\n{_TEMPLATE}",
-    ),
-    (
-        "spec: {template: {spec: {containers: [{image: a}]}}}",
-        "spec: {template: {spec: {restartPolicy: Never, containers: [{image: a}]}}}",
-    ),
+    (f"podFailurePolicy: {{rules: [{{onExitCodes: {{containerName: b}}}}]}}\n{_TEMPLATE}",
+     f"podFailurePolicy: {{rules: [{{onExitCodes: {{containerName: a}}}}]}}\n{_TEMPLATE}"),
+    ("spec: {template: {spec: {containers: [{image: a}]}}}",
+     "spec: {template: {spec: {restartPolicy: Never, containers: [{image: a}]}}}"),
     ("containers: [{name: a}, {name: a}]", "containers: [{name: a}, {name: b}]"),
     ("volumes: [{name: a}, {name: a}]", "volumes: [{name: a}, {name: b}]"),
     ("{image: a, name: my_trainer}", "{image: a, name: my-trainer}"),
@@ -47,14 +41,10 @@ OBJECTS: Sequence[tuple[str, str]] = (
     ("fieldPath: metadata.podName", "fieldPath: metadata.labels['a']"),
     ("name: torch-rendezvous-1", "name: torch-rdzv"),
     ('{requests: {cpu: "9"}, limits: {cpu: 8500m}}', '{requests: {cpu: "8"}, limits: {cpu: "8"}}'),
-    (
-        "{requests: {memory: 2Ti}, limits: {memory: 2047Gi}}",
-        "{requests: {memory: 2Ti}, limits: {memory: 2048Gi}}",
-    ),
-    (
-        "{requests: {ephemeral-storage: 2Gi}, limits: {ephemeral-storage: 2G}}",
-        "{requests: {ephemeral-storage: 2G}, limits: {ephemeral-storage: 2Gi}}",
-    ),
+    ("{requests: {memory: 2Ti}, limits: {memory: 2047Gi}}",
+     "{requests: {memory: 2Ti}, limits: {memory: 2048Gi}}"),
+    ("{requests: {ephemeral-storage: 2Gi}, limits: {ephemeral-storage: 2G}}",
+     "{requests: {ephemeral-storage: 2G}, limits: {ephemeral-storage: 2Gi}}"),
     *(
         (f"limits: {{hugepages-{size}: 4Gi}}", f"limits: {{hugepages-{size}: 4Gi, memory: 9Gi}}")
         for size in ("2Mi", "1Gi")
@@ -74,29 +64,20 @@ OBJECTS: Sequence[tuple[str, str]] = (
             ("coordinator: {{replicatedJob: {0}}}", "replicatedJobs: [{name: a}]"),
         )
     ),
-    (
-        "replicatedJobs: [{name: a, dependsOn: [{name: b}]}]",
-        "replicatedJobs: [{name: a}, {name: c, dependsOn: [{name: a}]}]",
-    ),
-    (
-        "pytorchReplicaSpecs: {Master: {replicas: 2}}",
-        "pytorchReplicaSpecs: {Master: {replicas: 1}}",
-    ),
-    (
-        "elasticPolicy: {minReplicas: 3, maxReplicas: 2}",
-        "elasticPolicy: {minReplicas: 2, maxReplicas: 2}",
-    ),
+    ("replicatedJobs: [{name: a, dependsOn: [{name: b}]}]",
+     "replicatedJobs: [{name: a}, {name: c, dependsOn: [{name: a}]}]"),
+    ("pytorchReplicaSpecs: {Master: {replicas: 2}}",
+     "pytorchReplicaSpecs: {Master: {replicas: 1}}"),
+    ("elasticPolicy: {minReplicas: 3, maxReplicas: 2}",
+     "elasticPolicy: {minReplicas: 2, maxReplicas: 2}"),
     ("mpiReplicaSpecs: {Worker: {}}", "mpiReplicaSpecs: {Launcher: {}}"),
-    (
-        "ttlSecondsAfterFinished: 1",
-        "{ttlSecondsAfterFinished: 1, shutdownAfterJobFinishes: true}",
-    ),
+    ("ttlSecondsAfterFinished: 1", "{ttlSecondsAfterFinished: 1, shutdownAfterJobFinishes: true}"),
     ("rayClusterSpec: {}", "entrypoint: a"),
     (f"{_QUEUE}\nspec: {{}}", f"{_QUEUE}\nspec: {{shutdownAfterJobFinishes: true}}"),
     ("{minReplicas: 3, maxReplicas: 2}", "{minReplicas: 2, maxReplicas: 2}"),
     ("{replicas: 3, maxReplicas: 2}", "{replicas: 2, maxReplicas: 2}"),
     ("env: [{name: PET_NNODES}]", "env: [{name: NCCL_DEBUG}]"),
-)
+)  # fmt: skip
 """A mapping that breaks the row, and one that does not, in the table's order."""
 
 
@@ -132,31 +113,19 @@ _ZERO = (
 )
 PROGRAMS: Sequence[tuple[str, str]] = (
     (f"{_ARRAY}run-%A.log\nsrun python train.py", f"{_ARRAY}%A_%a.log\nsrun python train.py"),
-    (
-        f"#SBATCH --job-name=bash\nsrun python train.py\n# {_LIGHTNING}",
-        f"#SBATCH --job-name=unet\nsrun python train.py\n# {_LIGHTNING}",
-    ),
-    (
-        f"#SBATCH --ntasks=8\nsrun python train.py\n# {_LIGHTNING}",
-        f"#SBATCH --ntasks-per-node=8\nsrun python train.py\n# {_LIGHTNING}",
-    ),
-    (
-        "srun --container-image=a.sqsh python train.py",
-        "srun --container-image=./a.sqsh python train.py",
-    ),
+    (f"#SBATCH --job-name=bash\nsrun python train.py\n# {_LIGHTNING}",
+     f"#SBATCH --job-name=unet\nsrun python train.py\n# {_LIGHTNING}"),
+    (f"#SBATCH --ntasks=8\nsrun python train.py\n# {_LIGHTNING}",
+     f"#SBATCH --ntasks-per-node=8\nsrun python train.py\n# {_LIGHTNING}"),
+    ("srun --container-image=a.sqsh python train.py",
+     "srun --container-image=./a.sqsh python train.py"),
     ("srun --container-env=A=1 python train.py", "srun --container-env=A python train.py"),
-    (
-        "srun --container-mounts='/a:/a /b:/b' python train.py",
-        "srun --container-mounts=/a:/a,/b:/b python train.py",
-    ),
-    (
-        "srun --container-image=nvcr.io/nvidia/pytorch:24.07-py3 python train.py",
-        "srun --container-image='nvcr.io#nvidia/pytorch:24.07-py3' python train.py",
-    ),
-    (
-        f"{_HEAD}{_PER_TASK} LOCAL_RANK=$SLURM_LOCALID python train.py'\n# {_DEVICE}",
-        f"{_HEAD}{_PER_TASK} LOCAL_RANK=0 python train.py'\n# {_DEVICE}",
-    ),
+    ("srun --container-mounts='/a:/a /b:/b' python train.py",
+     "srun --container-mounts=/a:/a,/b:/b python train.py"),
+    ("srun --container-image=nvcr.io/nvidia/pytorch:24.07-py3 python train.py",
+     "srun --container-image='nvcr.io#nvidia/pytorch:24.07-py3' python train.py"),
+    (f"{_HEAD}{_PER_TASK} LOCAL_RANK=$SLURM_LOCALID python train.py'\n# {_DEVICE}",
+     f"{_HEAD}{_PER_TASK} LOCAL_RANK=0 python train.py'\n# {_DEVICE}"),
     (f"{_TORCHRUN} --rdzv-backend=nccl train.py", f"{_TORCHRUN} --rdzv-backend=c10d train.py"),
     (f"{_TORCHRUN} -m train.py", f"{_TORCHRUN} -m train"),
     (f"{_TORCHRUN} python train.py", f"{_TORCHRUN} --no-python python train.py"),
@@ -174,14 +143,10 @@ PROGRAMS: Sequence[tuple[str, str]] = (
             " --fsdp_sync_module_states true train.py"
         ),
     ),
-    (
-        f"{_ACCELERATE} --use_fsdp --fsdp_auto_wrap_policy TRANSFORMER_WRAP train.py",
-        f"{_ACCELERATE} --use_fsdp --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP train.py",
-    ),
-    (
-        f"{_ACCELERATE} --use_fsdp --fsdp_state_dict_type FULL train.py",
-        f"{_ACCELERATE} --use_fsdp --fsdp_state_dict_type FULL_STATE_DICT train.py",
-    ),
+    (f"{_ACCELERATE} --use_fsdp --fsdp_auto_wrap_policy TRANSFORMER_WRAP train.py",
+     f"{_ACCELERATE} --use_fsdp --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP train.py"),
+    (f"{_ACCELERATE} --use_fsdp --fsdp_state_dict_type FULL train.py",
+     f"{_ACCELERATE} --use_fsdp --fsdp_state_dict_type FULL_STATE_DICT train.py"),
     (
         (
             f"{_ACCELERATE} --use_fsdp --fsdp_activation_checkpointing true a.py"
@@ -189,10 +154,8 @@ PROGRAMS: Sequence[tuple[str, str]] = (
         ),
         f"{_ACCELERATE} --use_fsdp --fsdp_activation_checkpointing true a.py",
     ),
-    (
-        f"{_ACCELERATE} --mixed_precision bfloat16 a.py",
-        f"{_ACCELERATE} --mixed_precision bf16 a.py",
-    ),
+    (f"{_ACCELERATE} --mixed_precision bfloat16 a.py",
+     f"{_ACCELERATE} --mixed_precision bf16 a.py"),
     (
         f"srun {_ACCELERATE} --num_machines 2 --deepspeed_multinode_launcher pdsh a.py",
         (
@@ -204,10 +167,8 @@ PROGRAMS: Sequence[tuple[str, str]] = (
     ("docker run --gpus device=0,1 a python b.py", "docker run --gpus device=0 a python b.py"),
     ("srun ray start --address=a:6379 &", "srun ray start --address=a:6379 --block &"),
     ("srun ray start --head --block\npython a.py", "srun ray start --head --block &\npython a.py"),
-    (
-        f"export CUDA_DEVICE_MAX_CONNECTIONS=8\n{_MEGATRON} --sequence-parallel",
-        f"export CUDA_DEVICE_MAX_CONNECTIONS=1\n{_MEGATRON} --sequence-parallel",
-    ),
+    (f"export CUDA_DEVICE_MAX_CONNECTIONS=8\n{_MEGATRON} --sequence-parallel",
+     f"export CUDA_DEVICE_MAX_CONNECTIONS=1\n{_MEGATRON} --sequence-parallel"),
     *(
         (f"#SBATCH --time=60:00\n{_MEGATRON} {wrong}", f"#SBATCH -t 1:0:0\n{_MEGATRON} {right}")
         for wrong, right in (
@@ -262,10 +223,8 @@ PROGRAMS: Sequence[tuple[str, str]] = (
             ("--deepspeed a.json --fsdp full_shard", "--fsdp full_shard"),
         )
     ),
-    (
-        f"export HF_HUB_OFFLINE=1\n{_TRAINER} --push_to_hub true",
-        f"export HF_HUB_OFFLINE=0\n{_TRAINER} --push_to_hub true",
-    ),
+    (f"export HF_HUB_OFFLINE=1\n{_TRAINER} --push_to_hub true",
+     f"export HF_HUB_OFFLINE=0\n{_TRAINER} --push_to_hub true"),
     *(
         (f"export {name}={wrong}\n{_TORCHRUN} a.py", f"export {name}={right}\n{_TORCHRUN} a.py")
         for name, wrong, right in (
@@ -292,11 +251,9 @@ PROGRAMS: Sequence[tuple[str, str]] = (
             ("--device=/dev/infiniband", "--device=/dev/infiniband --ulimit memlock=-1"),
         )
     ),
-    (
-        f"{_TWO}srun apptainer exec --bind /a:/b x.sif torchrun b.py",
-        f"{_TWO}srun apptainer exec --nv x.sif torchrun b.py",
-    ),
-)
+    (f"{_TWO}srun apptainer exec --bind /a:/b x.sif torchrun b.py",
+     f"{_TWO}srun apptainer exec --nv x.sif torchrun b.py"),
+)  # fmt: skip
 """A script that breaks the row, and one that does not, in the table's order."""
 
 

@@ -53,29 +53,20 @@ def said(text: str) -> str:
 
 FIELDS = (
     ("restartPolicy:", "restartPolcy:", "no field restartPolcy: did you mean restartPolicy?"),
-    (
-        "  parallelism: 2",
-        "  hostNetwork: true",
-        "no field hostNetwork here: it is one of PodSp",
-    ),
+    ("  parallelism: 2", "  hostNetwork: true", "no field hostNetwork here: it is one of PodSp"),
     ("completions: 2", 'completions: "2"', "completions is '2', not a whole number"),
     ("[{name: A, value: b}]", "{A: b}", "env is \"{'A': 'b'}\", not a list"),
     ("value: b", "value: 1", "containers[a].env[A]: it is refused: value is 1, not a string"),
     ("Policy: Never", "Policy: never", "restartPolicy is never, none of Always, OnFailure, Never"),
+    ("Policy: Never", "Policy: Never\n      affinity: []", "affinity is '[]', not a mapping"),
     ("Mode: Indexed", "Mode: indexed", "completionMode is indexed, none of Indexed, NonIndexed"),
     ("[python, t.py]", "python t.py", "command is 'python t.py', not a list"),
     ("{name: train}", "{name: train, labels: {a: 1}}", "labels is a mapping with a 1"),
-    (
-        "[{name: A, value: b}]",
-        "[{name: A, value: $(B)}, {name: B, value: c}]",
-        "A refers to B, which is defined after it",
-    ),
-    (
-        "[{name: A, value: b}]",
-        "[{name: B, value: c}, {name: A, value: '${B}'}]",
-        "A has ${B} as it stands: Kubernetes expands $(B) alone",
-    ),
-)
+    ("[{name: A, value: b}]", "[{name: A, value: $(B)}, {name: B, value: c}]",
+     "A refers to B, which is defined after it"),
+    ("[{name: A, value: b}]", "[{name: B, value: c}, {name: A, value: '${B}'}]",
+     "A has ${B} as it stands: Kubernetes expands $(B) alone"),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("old", "new", "words"), FIELDS)

@@ -66,9 +66,7 @@ SCRIPTS = {
         'f() {\n  echo --a "$A" b\n}; A=1; srun $(f) "$(f)"\n'
         "g() { echo a; echo b; }; h() { echo $(f); }; true || srun never $(g) $(h)"
     ),
-    "keys": (
-        'declare -A A=([a]=4 ["b c"]=5 [d]="x y"); srun ${A[a]} "${A[d]}"; A[a]=6; srun ${A[a]}'
-    ),
+    "keys": ("declare -A A; A[a]=6; srun ${A[a]}; B=(1 2); B[1]=7; srun ${B[0]} ${B[1]}"),
     "locals": (
         "N=2; f() { local N=8 K; K=1; M=3; srun $N $K; }; f; srun $N $M\n"
         'g() { srun "$1" $#; f a; srun "$1"; }; set -- x; g y z; srun "$1"; (M=4); bash -c "M=5"\n'
@@ -133,6 +131,7 @@ ADDRESS = 'head=$(srun --nodes=1 --ntasks=1 -w "$node" hostname --ip-address)\n'
         ("pdsh -w n[1-2] 'cd a; torchrun --nnodes=2 --nproc-per-node=8 x.py'", "torchrun", 16),
         (("f() { if (( $1 > 1 )); then srun torchrun --nnodes=$1 --nproc-per-node=$2 x.py; fi; }\n"
          "f 1 2\nf 4 8"), "torchrun", 32),
+        ("srun python -c a\nsrun --nodes=4 --ntasks-per-node=8 -- python x.py", "python", 32),
         ('f() { shift; srun "$@"; }\nf a torchrun --nnodes=4 --nproc-per-node=8 x.py', "torchrun",
          32),
         ("f() { f; f; }\nf\nsrun torchrun --nnodes=4 --nproc-per-node=8 x.py", "torchrun", 32),

@@ -54,7 +54,7 @@ class Call(NamedTuple):
             name, equals, value = word.lstrip("-").partition("=")
             value = value if equals or following.startswith("-") else following
             found.setdefault(name.replace("_", "-"), []).append(value)
-            if name == "tty" or re.fullmatch("-[dit]*t[dit]*", word):
+            if re.fullmatch("-[dit]*t[dit]*", word):
                 found["tty"] = [""]
         return found
 

@@ -245,9 +245,7 @@ def _value(match: re.Match[str], variables: Variables) -> str:
             return match[0]
         at = len(elements) if match["count"] else int(match["at"])
         return str(at) if match["count"] else "".join(elements[at : at + 1])
-    if match["at"]:
-        return match[0]
-    if match["count"]:
+    if match["at"] or match["count"]:
         return match[0]
     if name.startswith(_ECHOED):
         text = bytes.fromhex(name.removeprefix(_ECHOED)).decode()
@@ -302,8 +300,6 @@ def words(text: str) -> Iterator[tuple[str, str]]:
                 yield found, kind
             elif redirection.lstrip("1") in {">", ">>", ">|"}:
                 yield found, "target"
-            elif redirection == "<<<":
-                yield found, "string"
             redirection = ""
         elif kind == "operator":
             redirection = ""

@@ -199,16 +199,17 @@ def find_launch(
     *,
     is_task: bool = False,
     read: Read = programs.no_file,
+    seen: list[shell.ShellCommand] | None = None,
 ) -> CommandLaunch:
     """Return the command that launches a job, as far as known without a shell.
 
     That is the first one that runs `deepspeed` or `torchrun`, else Python by srun, else any srun;
     one on all nodes comes before one on a single node. `variables` change as `commands` are read.
     With `is_task`, srun runs the script itself. `read` returns the text of a file that the command
-    names; empty where there is none.
+    names; empty where there is none. `seen` gets all commands.
     """
+    seen = [] if seen is None else seen
     best, weight, problem, is_conditional = CommandLaunch(), 0, "", False
-    seen: list[shell.ShellCommand] = []
     alike: dict[int, LauncherCommand] = {}
     known: dict[int, Mapping[str, str]] = {}
     try:
@@ -412,7 +413,7 @@ def accelerate_settings(text: str) -> dict[str, str]:
         found = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError):
         return {}
-    if not isinstance(found, dict) or "kind" in found or not _OF_ACCELERATE & found.keys():
+    if not isinstance(found, dict) or not _OF_ACCELERATE & found.keys():
         return {}
     blocks = [value for value in found.values() if isinstance(value, dict)]
     pairs = [pair for block in (found, *blocks) for pair in block.items()]
@@ -430,7 +431,7 @@ def _options(rest: Sequence[str], program: str) -> tuple[dict[str, str], list[st
     """
     options: dict[str, str] = {}
     at, is_partial = 0, False
-    while at < len(rest) and rest[at].startswith(("-", "$")) and rest[at] != "-":
+    while at < len(rest) and rest[at].startswith(("-", "$")):
         word = rest[at]
         if word.startswith("$"):
             is_partial = True

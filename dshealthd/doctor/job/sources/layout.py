@@ -81,8 +81,6 @@ def torchrun(command: LauncherCommand, gpus: int | None) -> Layout:
     default = "" if command.is_partial else "1"
     nodes = natural(command.options.get("nnodes", default))
     text = command.options.get("nproc-per-node", default)
-    if "standalone" in command.options:
-        nodes = 1
     per_node = gpus if text in _PER_GPU else natural(text)
     ranks = None if nodes is None or per_node is None else nodes * per_node
     return Layout(ranks, nodes, per_node, source="torchrun")

@@ -114,7 +114,7 @@ class PodTemplate:
     @property
     def devices(self) -> frozenset[str]:
         """The devices besides GPUs that it asks for."""
-        asked = {name for name, value in self.limits.texts().items() if natural(value) != 0}
+        asked = self.limits.value
         return frozenset(one for one in asked if not is_gpu(one) and not _OF_NODE.fullmatch(one))
 
     @cached_property
@@ -328,9 +328,7 @@ def _with_values(value: Any, maps: Mapping[str, Mapping[str, Any]]) -> Any:
         for source in fields.each("envFrom")
         for name, one in maps.get(source.at("configMapRef").text("name"), {}).items()
     ]
-    own = {one.get("name") for one in fields.each("env")}  # which come before those of a map
     if known and isinstance(found.get("env", []), list):
-        known = [one for one in known if one["name"] not in own]
         found["env"] = [*known, *found.get("env", [])]
     return found
 

@@ -29,8 +29,7 @@ _CONTAINERS = frozenset({"docker", "podman"})
 _ISOLATES = frozenset({"cleanenv", "e", "containall", "C"})
 _OPEN_MPI = frozenset({"mca", "x", "bind-to", "map-by", "allow-run-as-root", "oversubscribe"})
 _HOSTS = ("hostfile", "machinefile", "H", "host", "f")
-_MOUNTS = ("v", "volume", "mount", "container-mounts", "bind", "B")
-_MOUNT = re.compile(r"(?:^|,)(?:src|source)=([^,]+).*?(?:dst|destination|target)=([^,]+)")
+_MOUNTS = ("v", "volume", "container-mounts", "bind", "B")
 
 
 _EPHEMERAL = frozenset({"rm", "writable-tmpfs", "container-image"})
@@ -139,7 +138,7 @@ def _outside(one: ShellCommand, following: Sequence[ShellCommand]) -> Iterator[S
         step = launcher_command.parse(one.words, {}) if program == "srun" else None
         words = step.arguments if step else [w for w in one.words[1:] if not w.startswith("-")]
         first = words[0] if words else ""
-        if first in _BUILTINS or list(words[:2]) == ["conda", "activate"]:
+        if first in _BUILTINS:
             yield ScriptFault(
                 f": {program} cannot run {' '.join(words[:2])[:60]}, a command of a shell: it takes"
                 f" {program} bash -c '...'"
@@ -161,9 +160,6 @@ def _mounts(program: str, options: Mapping[str, Sequence[str]]) -> dict[str, str
     """Return where in a container paths of the host are, by these."""
     mounts: dict[str, str] = {}
     for text in (text for name in _MOUNTS for text in options.get(name, ())):
-        if match := _MOUNT.search(text):
-            mounts[match[1]] = match[2]
-            continue
         for one in (text,) if program in _CONTAINERS else text.split(","):
             source, colon, target = one.partition(":")
             mounts[source.rstrip("/")] = (target if colon else source).partition(":")[0].rstrip("/")

@@ -8,7 +8,6 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.doctor.job.sources.launcher_command import nearest
-from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -115,11 +114,9 @@ def _unlike(kind: str, value: Any) -> str:
         return "" if is_one else f"{shown}, none of {form.replace('|', ', ')}"
     if form in _NUMBERED:
         is_right = isinstance(value, _NUMBERED[form]) and (form != "int" or value is not True)
-        is_text = isinstance(value, str)
         said = "a whole number" if form == "int" else "true or false"
-        if is_text and natural(value) is None and value.lower() not in {"true", "false"}:
-            return ""  # of a template
-        return "" if is_right else f"{shown!r}, not {said}" + ": without quotes" * is_text
+        quoted = ": without quotes" * isinstance(value, str)
+        return "" if is_right else f"{shown!r}, not {said}{quoted}"
     if form == "text":
         return "" if isinstance(value, str) else f"{shown}, not a string: quote it"
     if form in {"words", "list"}:
@@ -127,11 +124,9 @@ def _unlike(kind: str, value: Any) -> str:
             return f"{shown!r}, not a list"
         odd = [one for one in value if form == "words" and not isinstance(one, str)]
         return f"a list with {str(odd[0])[:40]}, which is no string: quote it" if odd else ""
-    if form == "texts":
-        return _odd(value) if isinstance(value, dict) else f"{shown!r}, not a mapping"
     if form != "any" and not isinstance(value, dict):
         return f"{shown!r}, not a mapping"
-    return ""
+    return _odd(value) if form == "texts" else ""
 
 
 def _odd(value: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ MAX_NESTING = 8
 MAX_COMMANDS = 1 << 14
 """Maximum commands of a script, with those of a function each time it is called."""
 _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*(['\"\\]?)(\w+)")
-_READ = re.compile(r"(?<!\\)\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
+READ = re.compile(r"(?<!\\)\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
 """A variable that a shell reads, unless it has a default."""
 _LEFT = re.compile(r"\\\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
 """One that a backslash leaves to another shell."""
@@ -42,8 +42,6 @@ _SETS_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=([^${}'\"\\]*)\}")
 _POSITIONAL = frozenset({*map(str, range(1, 10)), "#", "@[@]"})
 """Variables that stand for the arguments of a script or function."""
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\[\w+\])?)(\+?)=(.*)", re.DOTALL)
-_ELEMENT = re.compile(r"\[([^\]]+)\]=(.*)", re.DOTALL)
-"""An element of an associative array, which is kept as the variable `NAME[KEY]`."""
 _TO_END = re.compile("-[a-z]*d")
 """An option of `read` with which it reads all lines, if its value is empty."""
 MAX_ARRAY = 1 << 16
@@ -152,7 +150,7 @@ class Shell:
                 words.clear()
             elif kind == "word":
                 words.append(word)
-            elif kind in {"target", "string"}:
+            elif kind == "target":
                 extra[kind] = " ".join(expansion.expanded(word, variables))
             elif kind != "operator":
                 quoted = partial(expansion.quoted, variables=variables)
@@ -182,7 +180,7 @@ class Shell:
             left = {one: _left_by(one, self._texts) for one in words}
             of_document = _left_in(extra.get("text", ""), is_closed=bool(extra.get("quote")))
             is_sure = self._is_sure and not is_conditional and not is_chained
-            found = self._run(words, extra, is_conditional=not is_sure)
+            found = self._run(words, is_conditional=not is_sure)
             if found:
                 in_loop = any(block.keyword in branches.LOOPS for block in opened)
                 made = found._replace(
@@ -284,9 +282,7 @@ class Shell:
             self.variables |= dict.fromkeys(map(str, range(len(arguments) + 1, 10)), "")
             self.variables |= {"@[@]": expansion.BETWEEN.join(arguments), "#": str(len(arguments))}
 
-    def _run(
-        self, words: list[str], extra: Mapping[str, str], *, is_conditional: bool
-    ) -> ShellCommand | None:
+    def _run(self, words: list[str], *, is_conditional: bool) -> ShellCommand | None:
         """Assign what a command assigns, or return the command."""
         own: Variables = {}
         variables = self.variables
@@ -313,19 +309,15 @@ class Shell:
         new = {one[1]: one[2] for one in defaults if not variables.get(one[1])}
         if defaults:
             self._set(new, is_conditional=is_conditional)
-        if (sets := _sets(found, extra, variables)) is not None:
+        if (sets := _sets(found, variables)) is not None:
             self._set(sets, is_conditional=is_conditional)
             return None
         if found[:1] == ("set",):
             self._exports = {"-a": True, "+a": False}.get(found[-1], self._exports)
-            self._exports = {"-o": True, "+o": False}.get(
-                found[1] if found[-1] == "allexport" else "", self._exports
-            )
             if "--" in found:
                 self.place(found[found.index("--") + 1 :])
         if found[:1] == ("shift",) and "@[@]" in variables:
-            many = int(found[1]) if found[1:] and found[1].isdecimal() else 1
-            self.place(variables["@[@]"].split(expansion.BETWEEN)[many:])
+            self.place(variables["@[@]"].split(expansion.BETWEEN)[1:])
         return ShellCommand(found, own, is_conditional) if found else None
 
     def _set(self, new: Mapping[str, str], *, is_conditional: bool) -> None:
@@ -377,9 +369,7 @@ def _body(tokens: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     yield "\n", "operator"
 
 
-def _sets(
-    words: Sequence[str], extra: Mapping[str, str], variables: Variables
-) -> Mapping[str, str] | None:
+def _sets(words: Sequence[str], variables: Variables) -> Mapping[str, str] | None:
     """Return the variables that a command sets; None if it sets none."""
     program, rest = "".join(words[:1]), words[1:]
     if program == "let":
@@ -391,21 +381,15 @@ def _sets(
             elif match:
                 new[match[1]] = expansion.unknown(match[1])
         return new
-    if program == "printf" and rest[:1] == ("-v",):
-        # -v NAME FORM VALUE
-        is_plain = len(rest) == 4 and rest[2] in {"%s", "%d", "%i"}  # noqa: PLR2004
-        return {rest[1]: rest[3]} if is_plain else dict.fromkeys(rest[1:2], expansion.UNKNOWN)
-    names = [one for one in rest if not one.startswith("-")]
-    if program == "read" and "string" in extra and len(names) == 1:
-        return {names[0]: extra["string"]}
-    if program in {"unset", "read", "mapfile", "readarray"}:
-        return {name: expansion.unknown(name) for name in names}
+    is_printf = program == "printf" and rest[:1] == ("-v",)
+    if is_printf or program in {"unset", "read", "mapfile", "readarray"}:
+        return {name: expansion.unknown(name) for name in rest if name.isidentifier()}
     return None
 
 
 def _left_in(document: str, *, is_closed: bool) -> frozenset[str]:
     """Return the variables that a here-document leaves to another shell, and does not set."""
-    pattern = _READ if is_closed else _LEFT
+    pattern = READ if is_closed else _LEFT
     return frozenset({*pattern.findall(document)} - {*_SETS.findall(document)})
 
 
@@ -413,7 +397,7 @@ def _left_by(word: str, texts: Mapping[str, frozenset[str]]) -> frozenset[str]:
     """Return the variables that a word leaves to another shell, unless its text sets them."""
     pieces = expansion.PIECE.findall(word)
     closed = "\n".join(single for single, *_ in pieces)
-    read = {*_READ.findall(closed), *_LEFT.findall(word)} - {*_SETS.findall(word)}
+    read = {*READ.findall(closed), *_LEFT.findall(word)} - {*_SETS.findall(word)}
     named = [m for _, *rest in pieces for one in rest for m in expansion.VARIABLE.finditer(one)]
     return frozenset(read).union(*(texts.get(m["bare"] or m["name"], ()) for m in named))
 
@@ -433,6 +417,11 @@ def without_documents(text: str, *, of_others: bool = False) -> str:
     return "\n".join(lines)
 
 
+def without_comments(text: str) -> str:
+    """Return a script without its lines that are comments."""
+    return "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("#"))
+
+
 def _assigned(
     match: re.Match[str],
     variables: Variables,
@@ -446,9 +435,6 @@ def _assigned(
         return {name: variables.get(name, "") * bool(adds) + value}
     inside = (word for word, kind in expansion.words(text[1:-1]) if kind == "word")
     elements = list(expansion.all_expanded(inside, variables))
-    keyed = [found for one in elements if (found := _ELEMENT.fullmatch(one))]
-    if keyed and len(keyed) == len(elements):
-        return {f"{name}[{one[1]}]": one[2] for one in keyed}
     name += "[@]"
     if is_conditional:
         elements = [expansion.UNKNOWN]

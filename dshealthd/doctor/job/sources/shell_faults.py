@@ -24,7 +24,6 @@ _TAKES_INPUT = re.compile(
     r"^[ \t]*(?P<program>ssh|srun)\b(?P<rest>(?:[^\n\\]|\\.)*)$", re.MULTILINE | re.DOTALL
 )
 _FED = re.compile(r"(?:^|\s)-[a-zA-Z]*[nf]\b|/dev/null|&\s*$|<<|--input")
-_READS = re.compile(r"(?<![\\$])\$\{?([A-Za-z]\w{3,})\b(?!:|-|\+|\?)")
 _SETS = re.compile(r"^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z]\w{3,})=", re.MULTILINE)
 _INITIALIZES = re.compile(r"(?:^|[;&|\s])(?:source|\.|eval|module|ml)\s|\bBASH_ENV\b", re.MULTILINE)
 MAX_NAMES = 128
@@ -44,7 +43,7 @@ class ScriptFault(NamedTuple):
 
 def faults(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
     """Yield what a shell does otherwise than a script means."""
-    lines = "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("#"))
+    lines = shell.without_comments(text)
     yield from _words(text, seen)
     yield from _statuses(text, seen)
     for loop in _WHILE_READ.finditer(lines):
@@ -77,7 +76,7 @@ def faults(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
                 *("&", command.words[0]),
             )
     yield from _inactive(text, seen)
-    read, is_set = {*_READS.findall(lines)}, {*_SETS.findall(lines)}
+    read, is_set = {*shell.READ.findall(lines)}, {*_SETS.findall(lines)}
     known = sorted(read)[:MAX_NAMES]
     for name in sorted(is_set - read)[:MAX_NAMES]:
         other, is_near = launcher_command.nearest(name, known)

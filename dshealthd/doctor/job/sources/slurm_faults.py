@@ -8,7 +8,7 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.job.sources import launcher_command, programs
+from dshealthd.doctor.job.sources import launcher_command, programs, shell
 from dshealthd.doctor.job.sources.shell_faults import ScriptFault
 from dshealthd.doctor.job.sources.slurm_options import gpus_per_node, seconds, tasks_per_node
 from dshealthd.jobs.environment import natural
@@ -23,7 +23,6 @@ _SAYS = frozenset({"echo", "printf", "date", "true", "exit"})
 """Commands that end at once."""
 _SIGNAL = re.compile(r"(?:([RB]+):)?(\w+)(?:@(\d+))?")
 _NAMED = re.compile(r"(?<![\\$])\$\{?([A-Za-z]\w*(?<!_)_|SLURM_\w+)\b(?!:|-|\+|\?)")
-_READ = re.compile(r"(?<!\\)\$\{?(\w+)(?!:)\b")
 _WHOLE = ("nodes", "ntasks", "cpus-per-task", "mem")
 """Options of which a step has as much as the job, unless it says otherwise."""
 _PARTS = frozenset(
@@ -135,7 +134,7 @@ def _unread(text: str) -> dict[str, str]:
     takes each letter, digit and underscore behind a `$` for the name.
     """
     found: dict[str, str] = {}
-    lines = "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("#"))
+    lines = shell.without_comments(text)
     known = launcher_command.OF_SLURM
     for name in dict.fromkeys(_NAMED.findall(lines)):
         if name in known or re.search(rf"(?<![$\w{{]){name}\b", lines):
@@ -147,7 +146,7 @@ def _unread(text: str) -> dict[str, str]:
         elif name.startswith("SLURM_") and is_near:
             found[name] = near
     if "srun" in lines and not _MPI.search(lines):
-        for name in dict.fromkeys(_READ.findall(lines)):
+        for name in dict.fromkeys(shell.READ.findall(lines)):
             if name in _OF_MPI and not re.search(rf"(?<![$\w{{]){name}=", lines):
                 found[name] = _OF_MPI[name]
     return found

@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.doctor.job.sources import (
     deepspeed_config,
@@ -33,9 +33,6 @@ from dshealthd.doctor.job.sources.shell_faults import ScriptFault
 from dshealthd.doctor.job.sources.slurm_options import gpus_per_node, tasks_per_node
 from dshealthd.doctor.job.sources.source import training_variables
 from dshealthd.jobs.environment import natural
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_BYTES = 1 << 18
 """Maximum bytes; Slurm accepts 4 MiB (max_script_size), but scripts by people have a few KiB."""
@@ -98,10 +95,13 @@ def requested(
         if script
         else {option: variables[name] for name, option in ALLOCATION.items() if name in variables}
     )
-    tasks, each = natural(found.get("ntasks")), natural(found.get("ntasks-per-node"))
-    if tasks and each and tasks % each == 0:
-        found = {"nodes": str(tasks // each), **found}
-    return {**found, **(outer.options if outer else {})}
+    return {**_with_nodes(found), **(outer.options if outer else {})}
+
+
+def _with_nodes(asked: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what a job asks of Slurm, with the number of nodes where it follows from tasks."""
+    tasks, each = natural(asked.get("ntasks")), natural(asked.get("ntasks-per-node"))
+    return {"nodes": str(tasks // each), **asked} if tasks and each and tasks % each == 0 else asked
 
 
 def parse(
@@ -148,8 +148,7 @@ def parse(
         return written(name) or read(name)
 
     reader = shell.Shell(variables, found)
-    commands = _continued(reader.commands(text), seen)
-    launch = launcher_command.find_launch(commands, variables, read=found)
+    launch = launcher_command.find_launch(reader.commands(text), variables, read=found, seen=seen)
     steps = [one for one in seen if one.words[0] == "srun"]
     names = {same(word) for one in steps for word in one.words}
     texts = [one for one in steps if programs.runs_shell(one.words)]
@@ -167,7 +166,8 @@ def parse(
         if name.isidentifier()
         and name not in given
         and not name.startswith("SLURM_")  # which srun reads itself
-        and not re.search(rf"\$\{{?{name}\b|\bunset\b[^\n]*\b{name}\b", text)
+        # its own default, NAME=${NAME:-VALUE}, is no use of it
+        and not re.search(rf"(?<!{name}=)\$\{{?{name}\b|\bunset\b[^\n]*\b{name}\b", text)
     }
     left = {name: name in reader.exported for name in read_there - given if name in reader.assigned}
     called = list(calls(seen, found))
@@ -222,27 +222,6 @@ def _program(command: LauncherCommand | None) -> str:
     return next((word for word in words if word.endswith(".py")), "")
 
 
-def _continued(
-    commands: Iterator[shell.ShellCommand], seen: list[shell.ShellCommand]
-) -> Iterator[shell.ShellCommand]:
-    """Yield commands, each with options that were meant for it but stand in a line of their own;
-    `seen` gets them as they are.
-    """
-    last = None
-    try:
-        for command in commands:
-            seen.append(command)
-            if last is not None and last.end == "\n" and command.words[0].startswith("-"):
-                last = last._replace(words=(*last.words, *command.words))
-                continue
-            if last is not None:
-                yield last
-            last = command
-    finally:  # also before what cannot be parsed
-        if last is not None:
-            yield last
-
-
 def _directives(line: str) -> dict[str, str]:
     found: dict[str, str] = {}
     try:
@@ -277,6 +256,7 @@ def _slurm_variables(directives: Mapping[str, str]) -> expansion.Variables:
     }
     if not directives:
         return found
+    directives = _with_nodes(directives)
     found |= {
         name: directives[option] for name, option in ALLOCATION.items() if option in directives
     }
