@@ -510,6 +510,8 @@ WRONG = (
     ("srun", "srun --gpus-per-task=$SLURM_GPUS_PER_TASK",
      "--gpus-per-task of srun is empty: Slurm sets SLURM_GPUS_PER_TASK only with --gpus-per"),
     ("JOB_ID'", "JOB_ID_$SLURM_NODEID'", "reads SLURM_JOB_ID_, which is never set: ${SLURM_J"),
+    ("JOB_ID'", "JOB_ID_HET_GROUP'", "reads SLURM_JOB_ID_HET_GROUP, which is never set"),
+    ("srun", "srun --het-group=0 --nodes=4", "srun asks for 4 nodes, but the job has 2"),
     ("JOB_ID'", "JOBS_ID'", "reads SLURM_JOBS_ID, which is never set: ${SLURM_JOB_ID} is meant"),
     ("'python", "'RANK=$SLURM_LOCALID python", "RANK $SLURM_LOCALID is another number: SLURM_L"),
     ("'python", "'LOCAL_RANK=$SLURM_PROCID python", "LOCAL_RANK $SLURM_PROCID is another numb"),
@@ -642,6 +644,24 @@ def test_script_without_faults(tmp_path: Path, right: str, wrong: str) -> None:
     assert right in text
     file.write_text(text.replace(right, wrong))
     assert {*outcomes("launcher", asked(str(file)))} <= {OK, UNKNOWN}
+
+
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [("0", ["srun asks for 2 nodes, but the job has 1"]), ("1", []), ("2", [])],
+)
+def test_heterogeneous_job(tmp_path: Path, group: str, words: list[str]) -> None:
+    """A step has the nodes of its component of a heterogeneous job, if that is known."""
+    file = tmp_path / "job.sh"
+    file.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=1\n#SBATCH hetjob\n#SBATCH --nodes=2\n"
+        "HOST=$(scontrol show hostnames $SLURM_JOB_NODELIST_HET_GROUP_1 | head -n 1)\n"
+        f"srun --het-group={group} -N 2 torchrun --nnodes=2 --rdzv-backend=c10d"
+        " --rdzv-endpoint=$HOST:29500 x.py\n"
+    )
+    found = results("launcher", asked(str(file)))
+    texts = [one.text for one in found if one.outcome in {WARNING, CRITICAL}]
+    assert [word in text for word, text in zip(words, texts, strict=True)] == [True] * len(words)
 
 
 ACCELERATE_FILE = """

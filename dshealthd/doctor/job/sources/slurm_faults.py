@@ -23,6 +23,8 @@ _SAYS = frozenset({"echo", "printf", "date", "true", "exit"})
 """Commands that end at once."""
 _SIGNAL = re.compile(r"(?:([RB]+):)?(\w+)(?:@(\d+))?")
 _NAMED = re.compile(r"(?<![\\$])\$\{?([A-Za-z]\w*(?<!_)_|SLURM_\w+)\b(?!:|-|\+|\?)")
+_GROUP = re.compile(r"_(?:HET|PACK)_GROUP_\d+$")
+"""Ends the variables of one component of a heterogeneous job."""
 _WHOLE = ("nodes", "ntasks", "cpus-per-task", "mem")
 """Options of which a step has as much as the job, unless it says otherwise."""
 _PARTS = frozenset(
@@ -137,7 +139,7 @@ def _unread(text: str) -> dict[str, str]:
     lines = shell.without_comments(text)
     known = launcher_command.OF_SLURM
     for name in dict.fromkeys(_NAMED.findall(lines)):
-        if name in known or re.search(rf"(?<![$\w{{]){name}\b", lines):
+        if _GROUP.sub("", name) in known or re.search(rf"(?<![$\w{{]){name}\b", lines):
             continue  # set, or named in another way
         meant = max((one for one in known if name.startswith(f"{one}_")), key=len, default="")
         near, is_near = launcher_command.nearest(name, known)

@@ -46,6 +46,8 @@ ALLOCATION = {
 }
 """Variables that Slurm sets in the script of a job, by what the job requested."""
 _DEFAULTED = re.compile(r"\$\{(\w+):?-")
+_SEPARATOR = re.compile(r"#SBATCH\s+(?:het|pack)job\b")
+"""Stands between the components of a heterogeneous job (slurm.schedmd.com)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,8 @@ def parse(
     if not text.startswith("#!") and not refused:
         message = "is not a batch script: it does not begin with #!"
         raise ValueError(message)
-    directives, ignored = _head(text)
+    components, ignored = _head(text)
+    directives = components[0]  # the shell runs in the first
     problem = ""
     if programs.is_foreign(text):
         program, text = programs.interpreter(text), ""
@@ -170,6 +173,9 @@ def parse(
         and not re.search(rf"(?<!{name}=)\$\{{?{name}\b|\bunset\b[^\n]*\b{name}\b", text)
     }
     left = {name: name in reader.exported for name in read_there - given if name in reader.assigned}
+    outer = launch.command.find("srun") if launch.command else None
+    group = outer.options.get("het-group", "0") if outer else "0"
+    component = dict(enumerate(components)).get(natural(group) or 0, {})
     called = list(calls(seen, found))
     config = written(launch.command.config) if launch.command else ""
     assigned = {name: name in reader.exported for name in reader.assigned}
@@ -179,7 +185,7 @@ def parse(
     needed = {**carried, **training_variables(dict.fromkeys(in_front, ""))}
     crossing = reach.faults(seen, called, assigned, needed, is_batch=bool(directives))
     return SlurmScript(
-        directives,
+        component,
         launch.variables,
         launch.command,
         problem or launch.problem,
@@ -200,20 +206,24 @@ def parse(
     )
 
 
-def _head(text: str) -> tuple[dict[str, str], list[int]]:
-    """Return the options in the `#SBATCH` lines of a script, and the lines too late for them."""
-    directives: dict[str, str] = {}
+def _head(text: str) -> tuple[list[dict[str, str]], list[int]]:
+    """Return the options in the `#SBATCH` lines of a script, for each component of a heterogeneous
+    job, and the lines too late for them.
+    """
+    components: list[dict[str, str]] = [{}]
     ignored: list[int] = []
     in_head = True
     for number, line in enumerate(shell.without_documents(text).splitlines(), 1):
         if line.startswith("#SBATCH"):
-            if in_head:
-                directives |= _directives(line)
-            else:
+            if not in_head:
                 ignored.append(number)
+            elif _SEPARATOR.match(line):
+                components.append({})
+            else:
+                components[-1] |= _directives(line)
         elif line.strip() and not line.lstrip().startswith("#"):
             in_head = False
-    return directives, ignored
+    return components, ignored
 
 
 def _program(command: LauncherCommand | None) -> str:
