@@ -41,8 +41,6 @@ class Case:
     recovered: list[Event] = field(default_factory=list)
     against: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    failed: set[int] = field(default_factory=set)
-    """Ranks that reported their own failure."""
     seen: set[int] = field(default_factory=set)
     world: int | None = None
     broken: dict[Origin, int] = field(default_factory=dict)
@@ -108,20 +106,6 @@ class Case:
     def is_foreign(self, event: Event) -> bool:
         """Return whether others than the job say it, where somebody put it."""
         return self.identities.above(event.origin.source, event.order).is_foreign
-
-    def later(self, event: Event, other: Event) -> float | None:
-        """Return by how many seconds one event is later than another at least; 0 is a tie.
-
-        Negative if it is earlier. None if one of the times is unknown.
-        """
-        if event.time is None or other.time is None:
-            return None
-        unsure = clocks.uncertainty(event.origin, other.origin)
-        apart = event.time - other.time
-        # The time of a line without a stamp is that of an earlier one.
-        if not (other if apart > 0 else event).exact:
-            return None
-        return 0.0 if abs(apart) <= unsure else apart - unsure if apart > 0 else apart + unsure
 
 
 def prepare(found: Recognized, *, year: int) -> Case:
@@ -359,8 +343,6 @@ def _sort(case: Case) -> None:
                 case.recovered.append(event)
                 continue
             case.causes.append(event)
-            if event.rank is not None and event.layer != "hardware":
-                case.failed.add(event.rank)
 
 
 def _index(case: Case) -> None:

@@ -152,7 +152,8 @@ def _may_explain(event: Event, noticed: Event, case: Case) -> bool:
     """Return whether a line may say why a peer was lost, or a job ended: it stands or was before
     the report of that, or another rank says it that has lost nobody.
     """
-    is_sooner = event.layer == "hardware" and (case.later(event, noticed) or 0.0) < 0
+    when = event.time if event.layer == "hardware" else None
+    is_sooner = None not in {when, noticed.time} and when < noticed.time
     if precedes(event, noticed) or is_sooner:
         return True
     reporters = {one.rank for one in case.causes if one.pattern == noticed.pattern}

@@ -77,8 +77,3 @@ def is_local(stamp: Stamp) -> bool:
 def clock_of(origin: Origin) -> Clock:
     """Return the clock that stamps a line."""
     return origin.source if origin.host is None else origin.host
-
-
-def uncertainty(one: Origin, other: Origin) -> float:
-    """Return the seconds within which times of two origins count as equal."""
-    return 0.0 if clock_of(one) == clock_of(other) else UNCERTAINTY

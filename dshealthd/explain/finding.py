@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.explain import order, remarks
+from dshealthd.explain import remarks
 from dshealthd.explain.accusation import ALIKE, ON_ALL, accused, are_alike, left_silently
 from dshealthd.explain.case import MISMATCH, prepare
 from dshealthd.explain.causality import OF_LOST_PEERS, candidates, holding, is_telling, precedes
@@ -122,7 +122,6 @@ def decide(found: Recognized, *, year: int) -> Finding:
     if not ordered:
         return _without_cause(case)
     root = ordered[0]
-    _follow_end(root, case)
     _adopt(root, case)
     verdicts = _judged(case) if root.is_timeout else []
     ranks, proof, says = accused(root, case, verdicts)
@@ -243,19 +242,6 @@ def _sender(host: str | None) -> str:
     return f"the kernel's log of {node} and the scheduler's at that time: who sent the signal, why"
 
 
-def _follow_end(root: Event, case: Case) -> None:
-    """Give a statement the ranks that ended first, and their host: what failed first ends before
-    those that waited for it, or lost it.
-    """
-    ends = [one for one in case.causes if one.layer == "launcher" and precedes(root, one)]
-    ends.sort(key=lambda one: one.order)
-    waited = [one.order for one in case.causes if one.layer == "communication"]
-    is_first = len(ends) > 1 and any(ends[0].order < at < ends[1].order for at in waited)
-    is_there = root.host in {None, ends[0].host} if is_first else False
-    if root.pattern == STATED and is_there and root.rank in {None, *ends[0].ranks}:
-        root.rank, root.ranks, root.host = ends[0].rank, ends[0].ranks, ends[0].host
-
-
 def _adopt(root: Event, case: Case) -> None:
     """Give a cause its host by what launchers report, and a statement the only rank.
 
@@ -352,17 +338,7 @@ def _argue(root: Event, ordered: Sequence[Event], case: Case) -> None:
         if event.slug in said:
             continue
         said.add(event.slug)
-        later = case.later(event, root)
-        if order.explains(root, event):
-            is_earlier = later is not None and later < 0
-            reason = "explains less" if is_earlier else "is a consequence"
-        elif later is not None and later > 0:
-            reason = f"came at least {later:.1f} s later"
-        elif later == 0.0 and event.layer == root.layer:
-            reason = "is a tie: the clocks do not show which came first"
-        else:
-            reason = "came later or explains less"
-        case.against.append(f"{event.says} ({_where(event)}): {reason}")
+        case.against.append(f"{event.says} ({_where(event)}): came later or explains less")
     for event in case.recovered[:2]:
         case.against.append(f"{event.says} ({_where(event)}): the job continued after it")
 

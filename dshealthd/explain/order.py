@@ -89,11 +89,6 @@ def key(event: Event, first: Span | None, case: Case) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def explains(root: Event, other: Event) -> bool:
-    """Return whether one event is of a layer that explains another's."""
-    return _LAYERS[other.layer] > _LAYERS[root.layer]
-
-
 def is_near(when: float | None, first: Span | None) -> bool:
     """Return whether a fault of a node may be the cause of what first failed then."""
     return when is None or first is None or first[0] - BEFORE <= when <= first[1] + AFTER
