@@ -33,15 +33,6 @@ _NUMBER = re.compile(r"(?<![\w.])\d{3,10}(?![\w.])")
 def candidates(case: Case) -> list[Event]:
     """Return what may be the cause, in the order of causes."""
     first = _first_failure(case)
-    # What others than the job say stands where somebody put it.
-    case.causes += [
-        event
-        for event in case.recovered
-        if case.is_foreign(event)
-        and event.exact
-        and first is not None
-        and order.is_near(event.time, first)
-    ]
     found = sorted(case.causes, key=lambda event: order.key(event, first, case))
     root = found[0] if found else None
     if root is None or _wraps(root):
@@ -107,18 +98,14 @@ def _confirmations(root: Event, case: Case) -> list[Event]:
 
 def _first_failure(case: Case) -> order.Span | None:
     """Return when the job first failed; what the kernel says may be of another program."""
-    first: dict[int, Event] = {}
-    times = []
-    for event in case.causes:
-        is_job = event.layer in {"program", "communication", "launcher"}
-        if not is_job or event.time is None or event.of_kernel:
-            continue
-        times.append(event.time)
-        earlier = first.setdefault(event.origin.source, event)
-        if event.order < earlier.order:
-            first[event.origin.source] = event
-    spans = (order.span(event, case) for event in first.values())
-    return (min(times), min(span[1] for span in spans if span)) if times else None
+    times = [
+        event.time
+        for event in case.causes
+        if event.layer in {"program", "communication", "launcher"}
+        and event.time is not None
+        and not event.of_kernel
+    ]
+    return (min(times), min(times)) if times else None
 
 
 def _wraps(event: Event) -> bool:
@@ -215,10 +202,10 @@ def _is_about(one: Event, root: Event, case: Case, first: order.Span | None) -> 
     names = {speaker or "", *_WORD.findall(one.place.quote)}
     is_there = own is not None and own.lower() in map(str.lower, names)
     is_unknown = own is None or speaker is None
-    is_open = is_unknown and (case.identities.has_one_host or root.slug == _OF_FILES)
+    is_open = is_unknown and (len(case.identities.names) == 1 or root.slug == _OF_FILES)
     if not (is_there or is_open):
         return False
-    when = order.span(root, case) or first
+    when = first if root.time is None else (root.time, root.time)
     return is_there if when is None or not one.exact else order.is_near(one.time, when)
 
 

@@ -66,8 +66,6 @@ class Finding:
     device: str | None = None
     """The device that the line of the cause names."""
     pod: str | None = None
-    position: str = ""
-    """Where in the model's layout the process stands, as SGLang's `TP0`."""
     pid: int | None = None
     is_symmetric: bool = False
     """Whether all ranks had the same error, or hung in the same operation."""
@@ -174,7 +172,6 @@ def decide(found: Recognized, *, year: int) -> Finding:
         gpu=int(beside["gpu"]) if gpu is None and "gpu" in beside else gpu,
         device=_device(root) or beside.get("device"),
         pod=beside.get("pod"),
-        position=beside.get("position", ""),
         pid=int(beside["pid"]) if "pid" in beside else None,
         is_symmetric=says.endswith(ON_ALL)
         or (not ranks and any(verdict.kind == "symmetric" for verdict in verdicts)),
@@ -243,27 +240,20 @@ def _sender(host: str | None) -> str:
 
 
 def _adopt(root: Event, case: Case) -> None:
-    """Give a cause its host by what launchers report, and a statement the only rank.
-
-    Not by what else the logs say of hosts: ranks need not follow one another on a host (Slurm
-    distributes them cyclically, too), and a host whose lines are here need not be the cause's.
+    """Give a statement the only rank, and its host, whose end launchers report; an exception may be
+    that of all ranks.
     """
     ends = [
         event
         for event in (*case.causes, *case.consequences)
         if event.layer == "launcher"
         and event.origin.source == root.origin.source
-        and (event.host is not None or event.rank is not None)
+        and event.rank is not None
     ]
-    if root.layer == "scheduler":  # which no rank's host explains
-        return
-    # An exception may be that of all ranks.
     is_own = root.pattern == STATED and case.explained is None
     if is_own and root.rank is None and len({(event.rank, event.ranks) for event in ends}) == 1:
         root.rank, root.ranks = ends[0].rank, ends[0].ranks
-    reported = {event.host for event in ends if not root.origin.labeled or event.rank is None}
-    if root.host is None and case.identities.has_one_host:
-        root.host = only({case.identities.name(host) for host in reported if host})
+        root.host = root.host or ends[0].host
 
 
 def _step(
@@ -324,8 +314,6 @@ def _whereabouts(root: Event, ranks: Sequence[int], case: Case) -> tuple[str | N
     hosts = {case.identities.host(rank) for rank in ranks}
     if _speaks_of_others(root, ranks, case):
         return only(hosts), None
-    if case.identities.has_one_host:
-        hosts -= {None}
     gpu = int(root.fields["gpu"]) if "gpu" in root.fields else root.origin.gpu
     if not ranks and root.slug == _PEER_LOST:
         gpu = None  # it is the GPU of the rank that noticed the failure

@@ -6,14 +6,11 @@ the launcher. The table says where an event stands otherwise; within a place, ti
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from dshealthd.explain import clocks, remarks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dshealthd.explain.case import Case
     from dshealthd.explain.events import Event
 
@@ -33,47 +30,26 @@ _LAYERS = {
     "scheduler": 6,
     "launcher": 7,
 }
+_OF_A_DEATH = 3
 NOTHING = 8
 """The place of what cannot be the cause."""
 
 
-class Rule(NamedTuple):
-    """Where an event stands in the order of causes."""
-
-    says: str
-    place: int
-    applies: Callable[[Event, Case, Span | None], bool]
-
-
-RULES = (
-    Rule(
-        "a scheduler's reason, while nothing had failed, explains all that follows", 0,
-        lambda event, case, _: event.layer == "scheduler" and not _comes_after(event, case),
-    ),
-    Rule(
-        "a fault long before or after the first failure has nothing to do with it", NOTHING,
-        lambda event, _case, first: event.layer == "hardware"
-        and not is_near(event.time, first),
-    ),
-    Rule(
-        "a program's failure after the communication broke follows from that", NOTHING,
-        lambda event, case, _: event.layer == "program"
-        and event.role != "loss" and _is_aftermath(event, case),
-    ),
-    Rule(
-        "a process that died comes before its peers' errors of communication", 3,
-        lambda event, case, _: event.layer == "launcher" and _is_death(event, case),
-    ),
-)  # fmt: skip
-"""The first that applies counts; else an event stands where its layer does."""
-
-
 def place(event: Event, first: Span | None, case: Case) -> int:
     """Return where an event stands in the order; `first` is when the job first failed."""
-    for rule in RULES:
-        if rule.applies(event, case, first):
-            return rule.place
-    return _LAYERS["loss" if event.role == "loss" else event.layer]
+    layer = "loss" if event.role == "loss" else event.layer
+    # A scheduler's reason, while nothing had failed, explains all that follows.
+    if layer == "scheduler" and not _comes_after(event, case):
+        return 0
+    # A fault long before or after the first failure has nothing to do with it, and a program's
+    # failure after the communication broke follows from that.
+    if (layer == "hardware" and not is_near(event.time, first)) or (
+        layer == "program" and _is_aftermath(event, case)
+    ):
+        return NOTHING
+    # A process that died comes before its peers' errors of communication.
+    is_death = layer == "launcher" and _is_death(event, case)
+    return _OF_A_DEATH if is_death else _LAYERS[layer]
 
 
 def key(event: Event, first: Span | None, case: Case) -> tuple[object, ...]:
@@ -94,27 +70,6 @@ def is_near(when: float | None, first: Span | None) -> bool:
     return when is None or first is None or first[0] - BEFORE <= when <= first[1] + AFTER
 
 
-def span(event: Event, case: Case) -> Span | None:
-    """Return the times between which an event was; None if nothing is known.
-
-    A line without a stamp was after the last stamp before it, and before the next one.
-    """
-    if event.time is None:
-        return None
-    if event.exact:
-        return event.time, event.time
-    later = (
-        other.time
-        for other in (*case.causes, *case.consequences)
-        if other.exact
-        and other.time is not None
-        and other.origin.source == event.origin.source
-        and other.order > event.order
-        and other.time >= (event.time or 0.0)
-    )
-    return event.time, min(later, default=math.inf)
-
-
 def _is_of_others(event: Event) -> bool:
     """Return whether an exception speaks of another process or of all, so it follows from that."""
     return remarks.is_of_others(event.fields.get("message", ""))
@@ -124,12 +79,6 @@ def _is_aftermath(event: Event, case: Case) -> bool:
     """Return whether a rank's failure came after the communication broke, so it is not the
     cause.
     """
-    if event.is_hollow and event.own_frame is None:
-        # What a lost peer left to say, whichever process says it.
-        broken = (
-            first for origin, first in case.broken.items() if origin.source == event.origin.source
-        )
-        return min(broken, default=event.order) < event.order
     if event.origin.labeled and case.broken.get(event.origin, event.order) < event.order:
         return True
     when, clock = event.time, clocks.clock_of(event.origin)

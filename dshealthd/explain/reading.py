@@ -43,9 +43,6 @@ def standing(case: Case, near: Event | None = None) -> list[Statement]:
                 continue
             if weight < remarks.HINTS or case.ended_well(event):
                 continue
-            # A warning counts only as the last that a log says.
-            if weight == remarks.HINTS and facts.calm > kept.calm:
-                continue
             later = facts.progress - event.progress
             calm = facts.calm - kept.calm
             if later >= case.enough or calm >= case.enough:
