@@ -42,8 +42,7 @@ def accused(
     alike = [event for event in case.causes if are_alike(event, root)]
     same = sorted({event.rank for event in alike if event.rank is not None})
     places = tuple(event.place for event in alike[:3])
-    own = tuple(event.place for event in alike if event.rank == root.rank is not None)
-    proof = list(dict.fromkeys((root.place, *own)))[:3]
+    proof = [root.place]
     if root.layer != "communication":
         if root.ranks:
             is_all = len(root.ranks) >= (case.world or len(case.seen) + 1)

@@ -145,8 +145,8 @@ def decide(found: Recognized, *, year: int) -> Finding:
     _argue(root, ordered, case)
     is_shared = _is_shared(root, ranks, says, case)
     beside = _beside(root, ranks, case)
-    if is_shared:  # of all that say it, the first is not to blame; their devices may be alike
-        beside = {"device": beside["device"]} if "device" in beside else {}
+    if is_shared:  # of all that say it, the first is not to blame
+        beside = {}
     host, gpu = _whereabouts(root, ranks, case)
     host = host or beside.get("host")
     if is_shared or host == beside.get("pod"):
@@ -359,7 +359,7 @@ def _without_cause(case: Case) -> Finding:
             chain=tuple(case.consequences[:MAX_CHAIN]),
         )  # fmt: skip
     hung = [verdict for verdict in _judged(case) if verdict.culprits or verdict.kind == "symmetric"]
-    if hung and case.found.ledger.has_dumps:
+    if hung and case.found.ledger.dumped:
         return Finding(
             outcome="found", slug="nccl-timeout", ranks=hung[0].culprits, proof=hung[0].proof[:4],
             is_symmetric=hung[0].kind == "symmetric",

@@ -29,6 +29,10 @@ class Identities:
 
     def __init__(self, found: Recognized) -> None:
         self._found = found
+        self._untold: dict[tuple[int, int | None], int] = {
+            key: len(pids) for key, pids in found.launchers.items() if len(pids) > 1
+        }
+        """Number of launchers without a summary, by file and task, if there are several."""
         self._first: dict[object, set[int]] = defaultdict(set)
         """The rank of local rank 0, by host, by file and task, and by folder of a node's torchrun;
         several if a file holds the output of several nodes."""
@@ -92,16 +96,9 @@ class Identities:
         """Return whether nothing shows that there are several nodes: no launchers, hosts, node that
         begins with another rank than 0, or rank within the node in two logs.
         """
-        locals_ = [
-            one
-            for source, facts in enumerate(self._found.sources)
-            if self._folder(source) is None
-            for one in {(of.task, of.local) for of in facts.origins if of.local is not None}
-        ]
         return (
             max(len(self._found.launchers), len(self._homes)) < 2  # noqa: PLR2004
             and not any(map(any, self._first.values()))
-            and len(locals_) == len(set(locals_))
         )
 
     def _learn_failures(self) -> None:
@@ -118,6 +115,8 @@ class Identities:
                 self._first[failure.source, failure.task].add(failure.rank - failure.local)
                 if failure.host is not None:
                     self._first[short(failure.host)].add(failure.rank - failure.local)
+            if failure.root and (failure.source, failure.task) in self._untold:
+                self._untold[failure.source, failure.task] -= 1
             self.place(None if has_restarts else failure.rank, failure.host)
         for seat in found.seats:
             if seat.rank is not None and seat.local is not None:
@@ -181,6 +180,8 @@ class Identities:
             return origin.rank
         found = self._found
         if origin.local is not None:
+            if self._untold.get((origin.source, origin.task), 0) > 0:
+                return None  # the first rank of a launcher without a summary may be any
             for key in (
                 short(origin.host) if origin.host else None,
                 (origin.source, origin.task),

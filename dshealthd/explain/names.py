@@ -66,7 +66,6 @@ _LISTED = re.compile(rf"\branks\W{{1,3}}(?:\w+\()?\[(?P<ranks>{_RANKS})\]")
 _ROSTER = re.compile(
     rf"(?P<host>{_HOST})[ :=(]{{1,3}}ranks?[ :=\[]{{1,3}}(?P<ranks>{_RANKS})(?![\w.])"
     rf"|['\"](?P<host_2>{_HOST})['\"]: \[(?P<ranks_2>{_RANKS})\]"
-    rf"|(?<=[(, ])(?P<ranks_3>\d{{1,6}}): (?P<host_3>{_HOST})(?=[,)])"
 )
 """A host and the ranks on it, of which a launcher lists several in a line."""
 _RUN = re.compile(
@@ -232,8 +231,6 @@ def _roster(text: str) -> dict[int, str] | None:
     hosts: dict[int, str] = {}
     for match in _ROSTER.finditer(text):
         host, ranks = (text for text in match.groups() if text)
-        if match["ranks_3"]:
-            host, ranks = ranks, host
         for rank in numbers(ranks):
             if not is_name_of_host(host) or hosts.setdefault(rank, host) != host:
                 return None

@@ -79,7 +79,6 @@ class Recognizer:
         self.find = finder or Templates(self.patterns)
         self.kinds = Kinds(self.patterns)
         self._kept: dict[tuple[str, str, Origin], Event] = {}
-        self._order = 0
 
     def add(
         self,
@@ -183,7 +182,7 @@ class Reader:
         self._sample: list[logs.Raw] | None = []
         self._held: tuple[Line, str, Place] | None = None
         """A line that the next one may continue, its last part, and its place in the file."""
-        self._summary = LauncherSummary(self._found, source, self._assembler.feed)
+        self._summary = LauncherSummary(self._found, source)
         self._last: dict[Origin, Event] = Bounded(MAX_STREAMS)
         self._in_stack = self._begins_in_stack = self._of_kernel = False
         self._order = self._opened = 0

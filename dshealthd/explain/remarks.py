@@ -184,12 +184,6 @@ _WRAPS = re.compile(
     re.IGNORECASE,
 )
 """What speaks of another process, or of a failure as such."""
-_INNER = re.compile(
-    r"(?:[Cc]aused by|[Dd]ue to|[Bb]ecause(?: of)?|[Rr]eason|[Ll]ast error|desc(?:ription)?"
-    r"|[Mm]essage|err(?:or)?msg|msg|(?<=\")err(?:or)?(?=\"))['\"]?\s*[:=]\s*['\"]?"
-    r"(?=[^\s,'\"]{2,})"
-)
-"""What a wrapper puts before its content; in JSON, Go's loggers (zap) have it as an error."""
 _COLON = re.compile(r": (?=[A-Za-z])")
 _WHY = re.compile(
     r"(?<!potentially )(?<!possibly )(?<!probably )\b(?:due to|because(?: of)?|caused by|owing to)"

@@ -218,14 +218,7 @@ class Splitter:
         sample = [line[: MAX_WIDTH + 1] for line in lines if line.strip()]
         if not sample:
             return
-        stamps = sum(
-            (match := _DIGIT.match(line) or _LETTER.match(line)) is not None
-            and match.groupdict().get("host_nccl") is None
-            and not match.groupdict().get("level")
-            for line in sample
-        )
-        self.is_stamped = len(sample) > ENOUGH and stamps >= NEARLY_ALL * len(sample)
-        self.is_stamped |= any('  File "' in line and _DIGIT.match(line) for line in sample)
+        self.is_stamped = any('  File "' in line and _DIGIT.match(line) for line in sample)
         begins = [match.end() if (match := _DIGIT.match(line)) else 0 for line in sample]
         ranked = [
             None if self._prefix(line[at:]) else RANKED.match(line, at)

@@ -260,13 +260,9 @@ class Assembler:
 class LauncherSummary:
     """Reader of the summaries in one file, which follow `ChildFailedError`."""
 
-    def __init__(
-        self, found: Recognized, source: int, feed: Callable[[Line, Place], object]
-    ) -> None:
-        """Make a reader that passes the first line of a traceback in a summary to `feed`."""
+    def __init__(self, found: Recognized, source: int) -> None:
         self._found = found
         self._source = source
-        self._feed = feed
         self._facts = found.sources[source]
         self._failure: Failure | None = None
 
@@ -320,8 +316,4 @@ class LauncherSummary:
                     key = self._source, name, failure.pid
                     self._found.ranks_by_pid[key] = MAX_FAILURES, failure.rank
                 self._found.see(failure.rank)
-        elif match[1] == "traceback" and "Traceback" in value:
-            origin = line.origin._replace(rank=failure.rank, host=failure.host)
-            stamp = Stamp("iso", failure.time.replace("_", " "))
-            self._feed(Line(value, origin, stamp, "", prefixed=False), place)
         return True

@@ -298,7 +298,6 @@ def test_a_pid_has_the_rank_that_another_file_gives_it() -> None:
 LISTS = (
     "[launch] node gpu-12 rank 0-7 | gpu-13 rank 8-15",
     "[launch] global_rank_mapping={'gpu-12': [6, 7, 8], 'gpu-13': [9, 10, 11]}",
-    "[launch] 2 rank(s) failed (3: gpu-12, 9: gpu-13), tearing down",
     "[launch] GPUs of no rank={'gpu-12': [8, 9, 10], 'gpu-13': [8, 9, 10]}",
     "[launch] node gpu-13 rank 8-15",
 )
@@ -306,7 +305,7 @@ LISTS = (
 
 @pytest.mark.parametrize(
     ("line", "host"),
-    list(zip(LISTS, ("gpu-13", "gpu-13", "gpu-13", None, None), strict=True)),
+    list(zip(LISTS, ("gpu-13", "gpu-13", None, None), strict=True)),
 )
 def test_a_launcher_lists_hosts_and_their_ranks(line: str, host: str | None) -> None:
     """Two hosts at least, and no rank on two of them: else the numbers are others."""
