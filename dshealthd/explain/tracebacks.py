@@ -156,8 +156,7 @@ class Assembler:
             if text.startswith(_LINKS):
                 self._chained[key] = True
                 return True, self._finish(key)
-            is_same = place == closing.place and HEAD not in text  # one record of a logger
-            if is_same or self._continues(closing, line, opened):
+            if self._continues(closing, line, opened):
                 closing.message.append(text)
                 return True, []
             done = self._finish(key)
@@ -224,8 +223,6 @@ class Assembler:
         is_logged = closing.line.prefixed
         """Whether a logger stamps every line of it and the lines after it."""
         if line.prefixed != is_logged or len(closing.message) >= MAX_MESSAGE_LINES:
-            return False
-        if closing.message[0].rstrip().isidentifier():  # it has no message
             return False
         # pydantic names each field on a line of its own, without a blank before it.
         if "validation error" in closing.message[0] and _FIELD.fullmatch(line.text):
