@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks
-from dshealthd.explain.case import MISMATCH, are_near
+from dshealthd.explain.case import are_near
 from dshealthd.explain.events import listed
 from dshealthd.explain.facts import SEVERAL
 from dshealthd.explain.group_verdicts import MAX_SIZE, is_part_of_job
@@ -42,8 +42,7 @@ def accused(
     alike = [event for event in case.causes if are_alike(event, root)]
     same = sorted({event.rank for event in alike if event.rank is not None})
     places = tuple(event.place for event in alike[:3])
-    own = tuple(event.place for event in alike if event.rank == root.rank is not None)
-    proof = list(dict.fromkeys((root.place, *own)))[:3]
+    proof = [root.place]
     if root.layer != "communication":
         if root.ranks:
             is_all = len(root.ranks) >= (case.world or len(case.seen) + 1)
@@ -89,9 +88,6 @@ def accused(
             return (blocked,), own[:4], f"rank {blocked}: {root.says}"
         if verdicts:
             return _without_culprit(case, verdicts[0])
-    is_own = root.pattern != MISMATCH and root.slug not in _OF_PEERS
-    if is_own and (struck := _struck(root, case)):
-        return tuple(struck), tuple(proof), root.says
     absent = absent_ranks(case)
     if absent:
         text = f"{root.says}; only {listed(absent)} reported no failure"
@@ -124,16 +120,10 @@ def _words(event: Event) -> str:
 
 
 def _is_common(ranks: Sequence[int], case: Case) -> bool:
-    """Return whether so many ranks, in their order, fail alike that the cause is none of theirs:
-    not if all of them are on one host, and other ranks are elsewhere.
+    """Return whether so many ranks fail alike that the cause is none of theirs: not if all of them
+    are on one host, and other ranks are elsewhere.
     """
-    # On a single host, those next to each other that failed where others did not.
-    is_block = ranks[-1] - ranks[0] < len(ranks) and not {
-        *case.identities.firsts,
-        *case.seen,
-    } <= set(ranks)
-    is_block &= case.identities.has_one_host
-    return len(ranks) >= SEVERAL and not (is_block or case.identities.share_a_host(ranks))
+    return len(ranks) >= SEVERAL and not case.identities.share_a_host(ranks)
 
 
 def _of_one(root: Event, alike: Sequence[Event], case: Case) -> list[int]:
@@ -188,8 +178,6 @@ def _struck(root: Event, case: Case) -> list[int]:
     failed = {rank for rank, is_of_peers in failing if not is_of_peers}
     failed = failed or {rank for rank, _ in failing}
     there = {rank for rank in failed if identities.is_on(rank, root.host)}
-    if root.layer == "hardware" and len(failed) == 1 and not any(map(identities.host, failed)):
-        there = failed
     return [] if there >= case.seen else sorted(there)
 
 

@@ -190,7 +190,6 @@ def _where(finding: Finding) -> str:
     parts += [
         f"{name}{value}"
         for name, value in (
-            ("", finding.position or None),
             ("pod ", finding.pod),
             ("host ", finding.host),
             ("pid ", finding.pid),

@@ -13,7 +13,7 @@ from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Event, Origin, Stamp
 from dshealthd.explain.facts import Recognized
 from dshealthd.explain.identities import Identities
-from dshealthd.explain.names import bound, first_node, numbers
+from dshealthd.explain.names import bound, numbers
 from dshealthd.explain.patterns import load, said
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ NEAR = 50
 """Lines within which two messages may be about one fault."""
 CLEARED_AFTER = 10
 """Lines of progress after an error that show it ended nothing; ranks print a few more."""
-_QUOTES_COMMANDS = {"child-failed/deepspeed-launcher", "child-failed/summary"}
 MISMATCH = "nccl-environment/mismatch"
 """Ranks that disagree: whoever reports it need not be the one that differs."""
 
@@ -41,8 +40,6 @@ class Case:
     recovered: list[Event] = field(default_factory=list)
     against: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    failed: set[int] = field(default_factory=set)
-    """Ranks that reported their own failure."""
     seen: set[int] = field(default_factory=set)
     world: int | None = None
     broken: dict[Origin, int] = field(default_factory=dict)
@@ -56,14 +53,11 @@ class Case:
     """Year for stamps without one."""
     explained: Event | None = None
     """The failure of a program that the cause, beneath it, explains."""
-    offset: float = 0.0
-    """Seconds by which stamps without a time zone are ahead of UTC."""
     _coverage: Coverage | None = None
 
     def when(self, stamp: Stamp) -> float | None:
         """Return the time of a stamp in seconds; None if it is not a date and time."""
-        seconds = clocks.seconds(stamp, self.year)
-        return seconds if seconds is None or not clocks.is_local(stamp) else seconds - self.offset
+        return clocks.seconds(stamp, self.year)
 
     @property
     def told(self) -> list[Event]:
@@ -109,20 +103,6 @@ class Case:
         """Return whether others than the job say it, where somebody put it."""
         return self.identities.above(event.origin.source, event.order).is_foreign
 
-    def later(self, event: Event, other: Event) -> float | None:
-        """Return by how many seconds one event is later than another at least; 0 is a tie.
-
-        Negative if it is earlier. None if one of the times is unknown.
-        """
-        if event.time is None or other.time is None:
-            return None
-        unsure = clocks.uncertainty(event.origin, other.origin)
-        apart = event.time - other.time
-        # The time of a line without a stamp is that of an earlier one.
-        if not (other if apart > 0 else event).exact:
-            return None
-        return 0.0 if abs(apart) <= unsure else apart - unsure if apart > 0 else apart + unsure
-
 
 def prepare(found: Recognized, *, year: int) -> Case:
     """Work out the case without modifying `found`: a followed log is judged repeatedly."""
@@ -144,12 +124,10 @@ def _place(case: Case, year: int) -> None:
     stamps = [event.stamp for event in events if event.stamp]
     stamps += [stamp for facts in found.sources for stamp in facts.last_stamp.values()]
     year = case.year = clocks.year_of(stamps, year)
-    case.offset = clocks.offset_of(stamps)
     for event in events:
         fields = event.fields
         event.rank = identities.rank(event.origin)
-        # A launcher that quotes a command shows that of any rank.
-        if event.rank is None and "local" in fields and event.pattern not in _QUOTES_COMMANDS:
+        if event.rank is None and "local" in fields:
             event.rank = identities.rank(event.origin._replace(local=int(fields["local"])))
         if "rank" in fields and event.rank is None:
             event.rank = int(fields["rank"])
@@ -163,9 +141,6 @@ def _place(case: Case, year: int) -> None:
         if event.rank is None and "pid" in fields:
             event.rank = identities.of_pid(int(fields["pid"]))
         above = identities.above(event.origin.source, event.order)
-        if event.rank is None:  # a launcher may print again below what a rank had printed before
-            again = identities.above(event.origin.source, event.last_order)
-            event.rank = again.rank if above.rank is None else above.rank
         before = identities.before(event.place.quote)
         identities.place(event.rank, before)
         event.host = (
@@ -180,19 +155,14 @@ def _place(case: Case, year: int) -> None:
             event.fields, event.host = {**fields, "pod": event.host}, node
         if event.rank is None and "pci" in fields:
             event.rank = identities.of_gpu(event.host, fields["pci"])
-        identities.place(None, fields.get("host"))
         if event.layer == "launcher":
-            ranks = event.ranks or (() if event.rank is None else (event.rank,))
-            identities.launch(ranks, event.host)
-        identities.launch((), first_node(event.place.quote))
+            for rank in event.ranks or (event.rank,):
+                identities.place(rank, event.host)
         if event.stamp is not None:
             event.time = case.when(event.stamp)
         if event.rank is not None:
             case.seen |= {event.rank, *event.ranks}
     _place_statements(case)
-    for failure in found.failures:
-        if failure.rank is not None:
-            case.seen.add(failure.rank)
 
 
 def _place_statements(case: Case) -> None:
@@ -237,15 +207,6 @@ def _merge(events: Sequence[Event]) -> None:
             first.last_order = event.last_order
             if first.rank is None and first.layer == event.layer:
                 first.rank, first.ranks = event.rank, event.ranks
-        ranked = [event for event in about if event.rank is not None]
-        if len({event.rank for event in ranked}) == 1:
-            for event in about:
-                if (
-                    event.rank is None
-                    and event.layer == ranked[0].layer
-                    and _agree(event, ranked[0])
-                ):
-                    event.rank = ranked[0].rank
 
 
 def are_near(one: Event, other: Event) -> bool:
@@ -359,8 +320,6 @@ def _sort(case: Case) -> None:
                 case.recovered.append(event)
                 continue
             case.causes.append(event)
-            if event.rank is not None and event.layer != "hardware":
-                case.failed.add(event.rank)
 
 
 def _index(case: Case) -> None:

@@ -1,7 +1,8 @@
 """Causality: which event is the cause of a failure.
 
-`order` says which event comes first. If that one only says that something failed or ended, what
-stands near it or beneath it says why.
+Layers give the order: hardware and the scheduler, the program of a rank, the communication of all
+ranks, the launcher; within a layer, time decides. If the first event only says that something
+failed or ended, what stands near it or beneath it says why.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dshealthd.explain import order, remarks
+from dshealthd.explain import clocks, remarks
 from dshealthd.explain.events import Origin
 from dshealthd.explain.reading import CHATTER, cause, standing
 from dshealthd.explain.reading import PATTERN as STATED
@@ -28,21 +29,29 @@ _OF_WHAT_IS_BENEATH = {_OF_FILES, "bad-link"}
 """Failures of files and devices, as a program sees them."""
 _WORD = re.compile(r"[\w.-]+")
 _NUMBER = re.compile(r"(?<![\w.])\d{3,10}(?![\w.])")
+AFTERMATH = 30.0
+"""Seconds after broken communication beyond which a program's failure cannot be its cause: gloo and
+NCCL notice a closed connection at once."""
+BEFORE, AFTER = 900.0, 120.0
+"""Seconds before and after the first failure in which a hardware fault may be its cause: a watchdog
+waits 600 s, and the kernel log is written a little later than the fault."""
+_LAYERS = {
+    "hardware": 1,
+    "program": 2,
+    "communication": 4,
+    "loss": 5,
+    "scheduler": 6,
+    "launcher": 7,
+}
+_OF_A_DEATH = 3
+NOTHING = 8
+"""The place of what cannot be the cause."""
 
 
 def candidates(case: Case) -> list[Event]:
     """Return what may be the cause, in the order of causes."""
     first = _first_failure(case)
-    # What others than the job say stands where somebody put it.
-    case.causes += [
-        event
-        for event in case.recovered
-        if case.is_foreign(event)
-        and event.exact
-        and first is not None
-        and order.is_near(event.time, first)
-    ]
-    found = sorted(case.causes, key=lambda event: order.key(event, first, case))
+    found = sorted(case.causes, key=lambda event: _key(event, first, case))
     root = found[0] if found else None
     if root is None or _wraps(root):
         why = _stated(found, case)
@@ -105,20 +114,16 @@ def _confirmations(root: Event, case: Case) -> list[Event]:
     ]
 
 
-def _first_failure(case: Case) -> order.Span | None:
+def _first_failure(case: Case) -> float | None:
     """Return when the job first failed; what the kernel says may be of another program."""
-    first: dict[int, Event] = {}
-    times = []
-    for event in case.causes:
-        is_job = event.layer in {"program", "communication", "launcher"}
-        if not is_job or event.time is None or event.of_kernel:
-            continue
-        times.append(event.time)
-        earlier = first.setdefault(event.origin.source, event)
-        if event.order < earlier.order:
-            first[event.origin.source] = event
-    spans = (order.span(event, case) for event in first.values())
-    return (min(times), min(span[1] for span in spans if span)) if times else None
+    times = [
+        event.time
+        for event in case.causes
+        if event.layer in {"program", "communication", "launcher"}
+        and event.time is not None
+        and not event.of_kernel
+    ]
+    return min(times, default=None)
 
 
 def _wraps(event: Event) -> bool:
@@ -152,8 +157,9 @@ def _may_explain(event: Event, noticed: Event, case: Case) -> bool:
     """Return whether a line may say why a peer was lost, or a job ended: it stands or was before
     the report of that, or another rank says it that has lost nobody.
     """
-    is_sooner = event.layer == "hardware" and (case.later(event, noticed) or 0.0) < 0
-    if precedes(event, noticed) or is_sooner:
+    is_timed = event.time is not None and noticed.time is not None
+    is_sooner = is_timed and (event.time or 0.0) < (noticed.time or 0.0)
+    if precedes(event, noticed) or (event.layer == "hardware" and is_sooner):
         return True
     reporters = {one.rank for one in case.causes if one.pattern == noticed.pattern}
     return noticed.layer == "communication" and event.rank not in {None, *reporters}
@@ -175,7 +181,7 @@ def _inner(root: Event, case: Case) -> Event | None:
     return min(native, key=lambda one: one.order, default=None)
 
 
-def _beneath(root: Event, case: Case, first: order.Span | None) -> Event | None:
+def _beneath(root: Event, case: Case, first: float | None) -> Event | None:
     """Return what a layer beneath the program said of what then failed in it.
 
     The kernel, a service of the node or the scheduler explains a program's failure if it names the
@@ -203,7 +209,7 @@ def _host(event: Event, case: Case) -> str | None:
     return case.identities.host(event.rank)
 
 
-def _is_about(one: Event, root: Event, case: Case, first: order.Span | None) -> bool:
+def _is_about(one: Event, root: Event, case: Case, first: float | None) -> bool:
     """Return whether what is beneath the program speaks of the process or node that failed."""
     if not _pids(root, case).isdisjoint(_NUMBER.findall(one.place.quote)):
         return True
@@ -214,11 +220,11 @@ def _is_about(one: Event, root: Event, case: Case, first: order.Span | None) -> 
     names = {speaker or "", *_WORD.findall(one.place.quote)}
     is_there = own is not None and own.lower() in map(str.lower, names)
     is_unknown = own is None or speaker is None
-    is_open = is_unknown and (case.identities.has_one_host or root.slug == _OF_FILES)
+    is_open = is_unknown and (len(case.identities.names) == 1 or root.slug == _OF_FILES)
     if not (is_there or is_open):
         return False
-    when = order.span(root, case) or first
-    return is_there if when is None or not one.exact else order.is_near(one.time, when)
+    when = first if root.time is None else root.time
+    return is_there if when is None or not one.exact else _is_near(one.time, when)
 
 
 def _pids(root: Event, case: Case) -> set[str]:
@@ -227,3 +233,84 @@ def _pids(root: Event, case: Case) -> set[str]:
     pids |= {str(one.pid) for one in case.found.failures if one.rank == root.rank is not None}
     pids |= {str(pid) for pid in case.identities.pids(root.rank)}
     return {pid for pid in pids if pid}
+
+
+def _place(event: Event, first: float | None, case: Case) -> int:
+    """Return where an event stands in the order; `first` is when the job first failed."""
+    layer = "loss" if event.role == "loss" else event.layer
+    # A scheduler's reason, while nothing had failed, explains all that follows.
+    if layer == "scheduler" and not _comes_after(event, case):
+        return 0
+    # A fault long before or after the first failure has nothing to do with it, and a program's
+    # failure after the communication broke follows from that.
+    if (layer == "hardware" and not _is_near(event.time, first)) or (
+        layer == "program" and _is_aftermath(event, case)
+    ):
+        return NOTHING
+    # A process that died comes before its peers' errors of communication.
+    is_death = layer == "launcher" and _is_death(event, case)
+    return _OF_A_DEATH if is_death else _LAYERS[layer]
+
+
+def _key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
+    """Return the sort key of a candidate cause: the smallest is the cause."""
+    # Who sends a signal has a reason.
+    is_signal = event.layer == "scheduler" and event.signal > 0
+    where, weak = _place(event, first, case), event.weak or is_signal
+    is_program = where == _LAYERS["program"]
+    return (
+        where, weak and not is_program, not event.first,
+        _is_of_others(event), weak and (event.bare or event.is_hollow),
+        event.time is None, event.time or 0.0, weak, event.origin.source, event.order,
+    )  # fmt: skip
+
+
+def _is_near(when: float | None, first: float | None) -> bool:
+    """Return whether a fault of a node may be the cause of what first failed then."""
+    return when is None or first is None or -BEFORE <= when - first <= AFTER
+
+
+def _is_of_others(event: Event) -> bool:
+    """Return whether an exception speaks of another process or of all, so it follows from that."""
+    return remarks.is_of_others(event.fields.get("message", ""))
+
+
+def _is_aftermath(event: Event, case: Case) -> bool:
+    """Return whether a rank's failure came after the communication broke, so it is not the
+    cause.
+    """
+    if event.origin.labeled and case.broken.get(event.origin, event.order) < event.order:
+        return True
+    when, clock = event.time, clocks.clock_of(event.origin)
+    return when is not None and any(
+        when - first - (other != clock) * clocks.UNCERTAINTY > AFTERMATH
+        for other, first in case.broken_at.items()
+    )
+
+
+def _is_death(event: Event, case: Case) -> bool:
+    """Return whether a launcher reports that a signal ended a rank before anything else failed.
+
+    Watchdogs, and launchers once a rank has failed, end the rest with signals, too.
+    """
+    is_signal = event.is_crash or event.pattern == "child-failed/ray"
+    return is_signal and case.timed_out.get(event.origin.source, event.order) >= event.order
+
+
+def _comes_after(event: Event, case: Case) -> bool:
+    """Return whether the scheduler ended a job that had already failed, so it is not the cause."""
+    # What a command printed of others, or a row of a table, says nothing of the time by its place.
+    if case.is_foreign(event) or remarks.is_row(event.place.quote):
+        return False
+    for other in case.causes:
+        if other.layer in {"scheduler", "launcher"} or other.role == "loss" or other is event:
+            continue
+        before, after = other.time, event.time
+        is_same = other.origin.source == event.origin.source
+        # The time of a line without a stamp is that of an earlier one.
+        if before is not None and after is not None and (other.exact or not is_same):
+            if before < after - clocks.UNCERTAINTY:
+                return True
+        elif not is_same or other.place.line < event.place.line:
+            return True
+    return False

@@ -59,26 +59,6 @@ def year_of(stamps: Iterable[Stamp], default: int) -> int:
     return default
 
 
-def offset_of(stamps: Iterable[Stamp]) -> float:
-    """Return by how many seconds local time is ahead of UTC, if all zones agree; else 0."""
-    found = {match[8] for stamp in stamps if (match := _ISO.match(stamp.text)) and match[8]}
-    if len(found) != 1 or (zone := found.pop()) == "Z":
-        return 0.0
-    ahead = int(zone[1:3]) * 3600.0 + int(zone[-2:]) * 60.0
-    return ahead if zone[0] == "+" else -ahead
-
-
-def is_local(stamp: Stamp) -> bool:
-    """Return whether a stamp has no time zone."""
-    match = _ISO.match(stamp.text)
-    return match is None or not match[8]
-
-
 def clock_of(origin: Origin) -> Clock:
     """Return the clock that stamps a line."""
     return origin.source if origin.host is None else origin.host
-
-
-def uncertainty(one: Origin, other: Origin) -> float:
-    """Return the seconds within which times of two origins count as equal."""
-    return 0.0 if clock_of(one) == clock_of(other) else UNCERTAINTY

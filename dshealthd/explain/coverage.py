@@ -45,7 +45,7 @@ class Coverage:
         """Examine all logs once ranks and times are known; `year` is for stamps without one."""
         self._year = year
         self._sources = found.sources
-        self._has_dumps = found.ledger.has_dumps
+        self._has_dumps = bool(found.ledger.dumped)
         self._reports = [event for event in found.events if event.pattern in _REPORTS]
         watchdogs = [event for event in self._reports if event.pattern == _WATCHDOG]
         self._is_announced = bool(watchdogs) and found.ledger.answers_signals

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.explain import order, remarks
+from dshealthd.explain import remarks
 from dshealthd.explain.accusation import ALIKE, ON_ALL, accused, are_alike, left_silently
 from dshealthd.explain.case import MISMATCH, prepare
 from dshealthd.explain.causality import OF_LOST_PEERS, candidates, holding, is_telling, precedes
@@ -66,8 +66,6 @@ class Finding:
     device: str | None = None
     """The device that the line of the cause names."""
     pod: str | None = None
-    position: str = ""
-    """Where in the model's layout the process stands, as SGLang's `TP0`."""
     pid: int | None = None
     is_symmetric: bool = False
     """Whether all ranks had the same error, or hung in the same operation."""
@@ -122,7 +120,6 @@ def decide(found: Recognized, *, year: int) -> Finding:
     if not ordered:
         return _without_cause(case)
     root = ordered[0]
-    _follow_end(root, case)
     _adopt(root, case)
     verdicts = _judged(case) if root.is_timeout else []
     ranks, proof, says = accused(root, case, verdicts)
@@ -148,8 +145,8 @@ def decide(found: Recognized, *, year: int) -> Finding:
     _argue(root, ordered, case)
     is_shared = _is_shared(root, ranks, says, case)
     beside = _beside(root, ranks, case)
-    if is_shared:  # of all that say it, the first is not to blame; their devices may be alike
-        beside = {"device": beside["device"]} if "device" in beside else {}
+    if is_shared:  # of all that say it, the first is not to blame
+        beside = {}
     host, gpu = _whereabouts(root, ranks, case)
     host = host or beside.get("host")
     if is_shared or host == beside.get("pod"):
@@ -175,7 +172,6 @@ def decide(found: Recognized, *, year: int) -> Finding:
         gpu=int(beside["gpu"]) if gpu is None and "gpu" in beside else gpu,
         device=_device(root) or beside.get("device"),
         pod=beside.get("pod"),
-        position=beside.get("position", ""),
         pid=int(beside["pid"]) if "pid" in beside else None,
         is_symmetric=says.endswith(ON_ALL)
         or (not ranks and any(verdict.kind == "symmetric" for verdict in verdicts)),
@@ -243,41 +239,21 @@ def _sender(host: str | None) -> str:
     return f"the kernel's log of {node} and the scheduler's at that time: who sent the signal, why"
 
 
-def _follow_end(root: Event, case: Case) -> None:
-    """Give a statement the ranks that ended first, and their host: what failed first ends before
-    those that waited for it, or lost it.
-    """
-    ends = [one for one in case.causes if one.layer == "launcher" and precedes(root, one)]
-    ends.sort(key=lambda one: one.order)
-    waited = [one.order for one in case.causes if one.layer == "communication"]
-    is_first = len(ends) > 1 and any(ends[0].order < at < ends[1].order for at in waited)
-    is_there = root.host in {None, ends[0].host} if is_first else False
-    if root.pattern == STATED and is_there and root.rank in {None, *ends[0].ranks}:
-        root.rank, root.ranks, root.host = ends[0].rank, ends[0].ranks, ends[0].host
-
-
 def _adopt(root: Event, case: Case) -> None:
-    """Give a cause its host by what launchers report, and a statement the only rank.
-
-    Not by what else the logs say of hosts: ranks need not follow one another on a host (Slurm
-    distributes them cyclically, too), and a host whose lines are here need not be the cause's.
+    """Give a statement the only rank, and its host, whose end launchers report; an exception may be
+    that of all ranks.
     """
     ends = [
         event
         for event in (*case.causes, *case.consequences)
         if event.layer == "launcher"
         and event.origin.source == root.origin.source
-        and (event.host is not None or event.rank is not None)
+        and event.rank is not None
     ]
-    if root.layer == "scheduler":  # which no rank's host explains
-        return
-    # An exception may be that of all ranks.
     is_own = root.pattern == STATED and case.explained is None
     if is_own and root.rank is None and len({(event.rank, event.ranks) for event in ends}) == 1:
         root.rank, root.ranks = ends[0].rank, ends[0].ranks
-    reported = {event.host for event in ends if not root.origin.labeled or event.rank is None}
-    if root.host is None and case.identities.has_one_host:
-        root.host = only({case.identities.name(host) for host in reported if host})
+        root.host = root.host or ends[0].host
 
 
 def _step(
@@ -338,8 +314,6 @@ def _whereabouts(root: Event, ranks: Sequence[int], case: Case) -> tuple[str | N
     hosts = {case.identities.host(rank) for rank in ranks}
     if _speaks_of_others(root, ranks, case):
         return only(hosts), None
-    if case.identities.has_one_host:
-        hosts -= {None}
     gpu = int(root.fields["gpu"]) if "gpu" in root.fields else root.origin.gpu
     if not ranks and root.slug == _PEER_LOST:
         gpu = None  # it is the GPU of the rank that noticed the failure
@@ -352,17 +326,7 @@ def _argue(root: Event, ordered: Sequence[Event], case: Case) -> None:
         if event.slug in said:
             continue
         said.add(event.slug)
-        later = case.later(event, root)
-        if order.explains(root, event):
-            is_earlier = later is not None and later < 0
-            reason = "explains less" if is_earlier else "is a consequence"
-        elif later is not None and later > 0:
-            reason = f"came at least {later:.1f} s later"
-        elif later == 0.0 and event.layer == root.layer:
-            reason = "is a tie: the clocks do not show which came first"
-        else:
-            reason = "came later or explains less"
-        case.against.append(f"{event.says} ({_where(event)}): {reason}")
+        case.against.append(f"{event.says} ({_where(event)}): came later or explains less")
     for event in case.recovered[:2]:
         case.against.append(f"{event.says} ({_where(event)}): the job continued after it")
 
@@ -395,7 +359,7 @@ def _without_cause(case: Case) -> Finding:
             chain=tuple(case.consequences[:MAX_CHAIN]),
         )  # fmt: skip
     hung = [verdict for verdict in _judged(case) if verdict.culprits or verdict.kind == "symmetric"]
-    if hung and case.found.ledger.has_dumps:
+    if hung and case.found.ledger.dumped:
         return Finding(
             outcome="found", slug="nccl-timeout", ranks=hung[0].culprits, proof=hung[0].proof[:4],
             is_symmetric=hung[0].kind == "symmetric",

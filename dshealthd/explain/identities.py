@@ -24,14 +24,6 @@ _MADE_FOR_A_JOB = re.compile(r"-[a-z\d]{5}$")
 _TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
 
 
-_PATH_HOST = re.compile(
-    r"(?:^|/)(?P<host>(?:node|host|gpu|dgx|hgx|nid|cn|compute|pod)[a-z]{0,20}"
-    r"(?:-?[a-z]{0,10}\d{1,6}){1,4})(?:/[^/]*|\.(?:log|txt|out|err))$"
-)
-"""Host name in a log's file or folder name; other names are ambiguous.
-It may be another name than the host has elsewhere."""
-
-
 class Identities:
     """Resolver of ranks from all logs together."""
 
@@ -52,7 +44,6 @@ class Identities:
         """The rank of each host, if each of all ranks has a host of its own."""
         self._names: dict[str, str] = {}
         """Names of hosts that stand where only a host can stand, by their first part."""
-        self._launched: set[str] = set()
         self._pods: dict[str, set[str]] = defaultdict(set)
         """Pods by their host name."""
         for pod in found.nodes:
@@ -105,16 +96,9 @@ class Identities:
         """Return whether nothing shows that there are several nodes: no launchers, hosts, node that
         begins with another rank than 0, or rank within the node in two logs.
         """
-        locals_ = [
-            one
-            for source, facts in enumerate(self._found.sources)
-            if self._folder(source) is None
-            for one in {(of.task, of.local) for of in facts.origins if of.local is not None}
-        ]
         return (
             max(len(self._found.launchers), len(self._homes)) < 2  # noqa: PLR2004
             and not any(map(any, self._first.values()))
-            and len(locals_) == len(set(locals_))
         )
 
     def _learn_failures(self) -> None:
@@ -133,10 +117,7 @@ class Identities:
                     self._first[short(failure.host)].add(failure.rank - failure.local)
             if failure.root and (failure.source, failure.task) in self._untold:
                 self._untold[failure.source, failure.task] -= 1
-            self.launch(
-                [failure.rank] if failure.rank is not None and not has_restarts else [],
-                failure.host,
-            )
+            self.place(None if has_restarts else failure.rank, failure.host)
         for seat in found.seats:
             if seat.rank is not None and seat.local is not None:
                 of = seat.origin
@@ -249,24 +230,6 @@ class Identities:
         known = PCI.match(pci.lower())
         return only(self._ranks.get((host and short(host), known[0]), set())) if known else None
 
-    def launch(self, ranks: Iterable[int], host: str | None) -> None:
-        """Note that a launcher or scheduler has these ranks on a host."""
-        for rank in ranks:
-            self.place(rank, host)
-        self.place(None, host)
-        if host is not None:
-            self._launched.add(short(host))
-
-    @property
-    def firsts(self) -> set[int]:
-        """The first rank of each node, where its launcher says which one that is."""
-        return set().union(*(found for found in self._first.values() if len(found) == 1))
-
-    @property
-    def has_one_host(self) -> bool:
-        """Whether launchers and schedulers name a single host."""
-        return len(self._launched) == 1
-
     @property
     def names(self) -> list[str]:
         """The hosts that are known."""
@@ -302,16 +265,10 @@ class Identities:
             above = heading._replace(host=heading.host or self.known(heading.words))
             if above.host is not None or not heading.is_name:
                 break
-        return above if above.host is not None else above._replace(host=self._named_after(source))
-
-    def _named_after(self, source: int) -> str | None:
-        """Return the host that a file has its name from: one that other lines know, or else of a
-        usual form; None if there is none.
-        """
-        name = self._found.sources[source].name
-        host = self.known(_WORD.findall(PurePath(name).name))
-        match = None if host is not None or self._names else _PATH_HOST.search(name)
-        return match["host"] if match else host
+        if above.host is not None:
+            return above
+        name = PurePath(self._found.sources[source].name).name
+        return above._replace(host=self.known(_WORD.findall(name)))
 
     def known(self, words: Iterable[str]) -> str | None:
         """Return the only pod, or else the only host, that words name and other lines know. A word

@@ -85,8 +85,6 @@ class Ledger:
     """Ranks that torch's own desync report, or a barrier, names."""
     running: dict[int, tuple[str, Place]] = field(default_factory=dict)
     """What each rank was running, if torch's wrapper compared it with another rank's."""
-    has_dumps: bool = False
-    """Whether any flight recorder was read."""
     _pending: dict[tuple[Origin, int], GroupMember] = field(default_factory=dict)
     _begun: set[tuple[int, int, str]] = field(default_factory=set)
     """Reports of watchdogs by file, rank in the group and sequence number."""
@@ -142,14 +140,12 @@ class Ledger:
             member = GroupMember(place, int(found["rank"]), origin.rank)
             if (
                 waiting
+                and sequence is not None
                 and waiting.group_rank == member.group_rank
-                and (sequence is None or waiting.timed_out in {None, int(sequence["sequence"])})
+                and waiting.timed_out in {None, int(sequence["sequence"])}
             ):
-                if sequence is not None:
-                    self._pending.pop((origin, waiting.group_rank), None)
-                    member = waiting
-                    member.timed_out = int(sequence["sequence"])
-            elif sequence is not None:
+                self._pending.pop((origin, waiting.group_rank), None)
+                member = waiting
                 member.timed_out = int(sequence["sequence"])
             member.enqueued, member.completed = int(fields["enqueued"]), int(fields["completed"])
             # Releases up to 2.3 print an uninitialized number until the first operation completes.
@@ -208,7 +204,6 @@ class Ledger:
 
     def add_dump(self, rank: int, digest: Mapping[str, Any], place: Place) -> None:
         """Add a flight recorder's dump (`dshealthd.explain.flight_recorder.digest`)."""
-        self.has_dumps = True
         self.dumped[rank] = place
         for group in digest["groups"]:
             key, _, name = group["name"].partition(" ")

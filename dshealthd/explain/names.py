@@ -47,7 +47,6 @@ _NAMES = re.compile(
     r"|(?<![\w.])(?P<device>mlx5_\d{1,3}(?::\d)?|bnxt_re\d{1,2}|efa_\d{1,2}|hfi1_\d{1,2}"
     r"|nvme\d{1,2}n\d(?:p\d{1,2})?|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)(?![\w.])"
     r"|\bpods?(?:[ /]|=\"?)(?P<pod>[a-z\d][a-z\d.-]{1,62}+)(?![\w'])"
-    r"|\b(?P<position>(?:DP|TP|PP|EP)\d{1,3}(?:[ _](?:DP|TP|PP|EP)\d{1,3}){0,3})(?=[\] )])"
 )
 _BOUND = re.compile(r"\b[Bb]ind (?:to|on) (?!0\.|127\.)(\d{1,3}(?:\.\d{1,3}){3})\b")
 """An address that a process binds, which is its own."""
@@ -67,7 +66,6 @@ _LISTED = re.compile(rf"\branks\W{{1,3}}(?:\w+\()?\[(?P<ranks>{_RANKS})\]")
 _ROSTER = re.compile(
     rf"(?P<host>{_HOST})[ :=(]{{1,3}}ranks?[ :=\[]{{1,3}}(?P<ranks>{_RANKS})(?![\w.])"
     rf"|['\"](?P<host_2>{_HOST})['\"]: \[(?P<ranks_2>{_RANKS})\]"
-    rf"|(?<=[(, ])(?P<ranks_3>\d{{1,6}}): (?P<host_3>{_HOST})(?=[,)])"
 )
 """A host and the ranks on it, of which a launcher lists several in a line."""
 _RUN = re.compile(
@@ -103,7 +101,6 @@ _HEADING = re.compile(
     r"|(?P<alone>[\w.-]*\d[\w.-]*):?$"
 )
 """What stands over a part of a text: a title, a command at a prompt, hosts of ansible and clush."""
-_RANK_OVER = re.compile(r"[-=*>]{2,}(?!.*\b[Ee][Nn][Dd]\b).*\brank (\d{1,6})\b.*[-=*<>]{2,}$")
 _READS = re.compile(
     r"\b(?:journalctl|dmesg|syslog|\w+d\.log|events?\b|describe|sinfo|scontrol)|/var/(?:log|adm)/"
 )
@@ -112,8 +109,6 @@ _READS_OWN = re.compile(r"(?:sudo )?(?:dmesg|journalctl)\b")
 """A command that prints what the kernel and the services of the prompt's own host say."""
 _OF_PROMPT = re.compile(r"\[?(?:[\w.-]+@)?(?P<host>[\w.-]+)")
 _ASKS = re.compile(r"\b(?:ssh|kubectl|oc|talosctl)\b")
-_FIRST_NODE = re.compile(r"\*\*\* (?:JOB|STEP) \S{1,60} ON ([\w.-]{1,64})")
-"""A job's first node, which Slurm says whatever ended the job: a name, and no more."""
 _WORD = re.compile(r"[\w][\w.-]*\w")
 
 
@@ -236,8 +231,6 @@ def _roster(text: str) -> dict[int, str] | None:
     hosts: dict[int, str] = {}
     for match in _ROSTER.finditer(text):
         host, ranks = (text for text in match.groups() if text)
-        if match["ranks_3"]:
-            host, ranks = ranks, host
         for rank in numbers(ranks):
             if not is_name_of_host(host) or hosts.setdefault(rank, host) != host:
                 return None
@@ -271,7 +264,6 @@ class Heading(NamedTuple):
     """Words of which one may be the name of a host or pod that other lines name, too."""
     host: str | None = None
     """The host that it certainly names."""
-    rank: int | None = None
     is_name: bool = False
     """Whether it is nothing but a name, and so none if no other line has that name."""
     is_foreign: bool = False
@@ -295,18 +287,11 @@ def heading(text: str) -> Heading | None:
     said = match["title"] or match["alone"] or match["command"]
     if match["command"] and not _ASKS.search(said):  # other commands may speak of any host
         said = match["prompt"]
-    rank = _RANK_OVER.match(text)
     return Heading(
-        frozenset(_WORD.findall(said)), rank=int(rank[1]) if rank else None,
-        is_name=match["alone"] is not None, is_foreign=_READS.search(said) is not None
-        or (match["command"] is not None and _READS.search(match["command"]) is not None),
-    )  # fmt: skip
-
-
-def first_node(quote: str) -> str | None:
-    """Return the first node of a job that Slurm cancels, which says nothing of why; else None."""
-    match = _FIRST_NODE.search(quote) if " CANCELLED " in quote else None
-    return match[1] if match else None
+        frozenset(_WORD.findall(said)),
+        is_name=match["alone"] is not None,
+        is_foreign=_READS.search(f"{said} {match['command'] or ''}") is not None,
+    )
 
 
 def node_of(text: str) -> tuple[str, str] | None:

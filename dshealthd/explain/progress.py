@@ -41,15 +41,5 @@ def find(text: str) -> re.Match[str] | None:
     A search for a few words first spares most lines the expression.
     """
     low = text.lower()
-    is_likely = (
-        "step" in low
-        or "iter" in low
-        or "loss" in low
-        or "epoch" in low
-        or "batch" in low
-        or "it/s" in low
-        or ("it" in low and "/" in low)
-        or "s/it" in low
-        or ("[" in low and "/" in low)
-    )
+    is_likely = any(word in low for word in ("step", "it", "loss", "epoch", "batch", "["))
     return _PROGRESS.search(text) if is_likely else None

@@ -43,9 +43,6 @@ def standing(case: Case, near: Event | None = None) -> list[Statement]:
                 continue
             if weight < remarks.HINTS or case.ended_well(event):
                 continue
-            # A warning counts only as the last that a log says.
-            if weight == remarks.HINTS and facts.calm > kept.calm:
-                continue
             later = facts.progress - event.progress
             calm = facts.calm - kept.calm
             if later >= case.enough or calm >= case.enough:
@@ -56,14 +53,13 @@ def standing(case: Case, near: Event | None = None) -> list[Statement]:
             ):
                 continue
             found.append(kept)
-    times = {id(kept): kept.event.time for kept in found}
     return sorted(
         found,
         key=lambda kept: (
             kept.remark.wraps,
             -kept.remark.weight,
-            times[id(kept)] is None,
-            times[id(kept)] or 0.0,
+            kept.event.time is None,
+            kept.event.time or 0.0,
             kept.event.origin.source,
             # The last of Kubernetes' events is what the pod ended of: it outlived those before.
             kept.event.order * (-1 if remarks.is_row(kept.event.place.quote) else 1),

@@ -79,7 +79,6 @@ class Recognizer:
         self.find = finder or Templates(self.patterns)
         self.kinds = Kinds(self.patterns)
         self._kept: dict[tuple[str, str, Origin], Event] = {}
-        self._order = 0
 
     def add(
         self,
@@ -183,7 +182,7 @@ class Reader:
         self._sample: list[logs.Raw] | None = []
         self._held: tuple[Line, str, Place] | None = None
         """A line that the next one may continue, its last part, and its place in the file."""
-        self._summary = LauncherSummary(self._found, source, self._assembler.feed)
+        self._summary = LauncherSummary(self._found, source)
         self._last: dict[Origin, Event] = Bounded(MAX_STREAMS)
         self._in_stack = self._begins_in_stack = self._of_kernel = False
         self._order = self._opened = 0
@@ -351,7 +350,6 @@ class Reader:
         if kind.is_remark:
             self._state(line, text, kind, place)
         else:
-            facts.statements.follow(text, place)
             facts.calm += kind.level == "calm"
         return False
 
@@ -396,15 +394,9 @@ class Reader:
             or (bool(facts.headings) and facts.headings[-1][1].is_foreign)
         )
         remark = remarks.read(text, kind.level, of_kernel=kind.of_kernel)
-        if facts.statements.follow(text, place, remark):
-            return
         if remark is None:
             facts.calm += kind.level == "calm"
             facts.statements.settle(text, self._order)
-            return
-        # The rest of a line, where a log was cut, says nothing: it has no name or level before it.
-        is_rest = text[0].isalnum() and not text[0].isupper() and ":" not in text.partition(" ")[0]
-        if self._order == 1 and is_rest and not line.prefixed and line.stamp is None:
             return
         ended = remarks.end_of(text) if remark.wraps else {}
         event = Event(

@@ -184,14 +184,6 @@ _WRAPS = re.compile(
     re.IGNORECASE,
 )
 """What speaks of another process, or of a failure as such."""
-_INNER = re.compile(
-    r"(?:[Cc]aused by|[Dd]ue to|[Bb]ecause(?: of)?|[Rr]eason|[Ll]ast error|desc(?:ription)?"
-    r"|[Mm]essage|err(?:or)?msg|msg|(?<=\")err(?:or)?(?=\"))['\"]?\s*[:=]\s*['\"]?"
-    r"(?=[^\s,'\"]{2,})"
-)
-"""What a wrapper puts before its content; in JSON, Go's loggers (zap) have it as an error."""
-_QUOTED = re.compile(r'"([^"\\]{12,1000})"')
-"""A text in a structured line."""
 _COLON = re.compile(r": (?=[A-Za-z])")
 _WHY = re.compile(
     r"(?<!potentially )(?<!possibly )(?<!probably )\b(?:due to|because(?: of)?|caused by|owing to)"
@@ -233,6 +225,8 @@ _LOGGER = re.compile(
     r"|\w{1,20}\([\w,. -]{0,60}\):)[\s:|>-]{0,4}){1,8}"
 )
 """What loggers and collectors put before a message: no part of what is quoted."""
+
+
 _EMBEDDED = re.compile(
     r"(?:^|(?<=[\s:|>\]\"'=-]))(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*"
     r"(?:Error|Exception|Interrupt)(?::(?: |$)|$)"
@@ -378,7 +372,7 @@ def read(text: str, level: str, *, of_kernel: bool = False) -> Remark | None:
     """
     if is_of_shell(text):
         return Remark(STATES, " ".join(text.split())[:MAX_CONTENT], wraps=True)
-    told, of_nccl = text, _NCCL in text[:MAX_READ]
+    of_nccl = _NCCL in text[:MAX_READ]
     text = text[:MAX_READ].partition(_NCCL)[2] or text[:MAX_READ]
     text = text.partition(" [repeated ")[0]  # Ray's count of equal lines
     text = _SOURCE.sub("", _LOGGER.sub("", text.strip(), count=1).strip(), count=1)
@@ -398,27 +392,18 @@ def read(text: str, level: str, *, of_kernel: bool = False) -> Remark | None:
         weight = DEALT if is_plain or level in {"warning", "calm"} else weight - 1
     elif level in {"warning", "calm"} and event is None:
         weight = HINTS
-    inner = None
     if event is not None:
         text = f"{event['reason']}: {event['message']}"
     elif exception is not None:
         text = text[exception.start() :]
-    # A code says less than the words before it.
-    elif (inner := _INNER.search(text)) and len(text[inner.end() :].split()) > 2:  # noqa: PLR2004
-        text = text[inner.end() :]
     wraps = (
         is_hollow(text)
         or text.endswith(":")
         or (event is None and ended(text) is not None)
         or is_of_peers(text)
-        or (inner is None and (_WRAPS.search(text) or FIELD.match(text)) is not None)
+        or (_WRAPS.search(text) or FIELD.match(text)) is not None
     )
     wraps = wraps and not of_kernel
-    if wraps and '"' in told:  # what a command printed, in a structured report of its end
-        for quoted in _QUOTED.findall(told):
-            found = read(quoted, level_of(quoted))
-            if found is not None and not found.wraps and found.weight >= SAYS:
-                return Remark(weight, found.content, wraps=False)
     if wraps and exception is None and (reason := _reason(text) or _why(text)):
         return Remark(weight, " ".join(reason.split())[:MAX_CONTENT], wraps=False)
     return Remark(weight, " ".join(text.split())[:MAX_CONTENT], wraps)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.explain.events import Event, Origin
-from dshealthd.explain.remarks import EVENT, FIELD, MAX_CONTENT, WENT_ON, Remark, is_hollow
+from dshealthd.explain.remarks import EVENT, WENT_ON, Remark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,10 +18,9 @@ MAX_SHAPES = 300
 """Maximum number of different remarks kept of a file; the latest ones are those near its end."""
 MAX_ORIGINS = 100
 """Maximum number of processes that are known to have made a remark."""
+
 _TABLE = 20
 """Maximum lines between two rows about one pod: the API server forgets events after an hour."""
-_IGNORED = re.compile(r"\W*(?:ignor|skipp)(?:ed|ing)\W*")
-"""A line that says that the one before it was dealt with, as Ansible prints it."""
 
 
 @dataclass(slots=True)
@@ -42,10 +41,6 @@ class Statements:
 
     def __init__(self) -> None:
         self._kept: dict[str, Statement] = {}
-        self._last: str | None = None
-        """The template of the remark that the line before was."""
-        self._open: Statement | None = None
-        """A remark that ends in a colon, so that the next line is its content."""
 
     def __iter__(self) -> Iterator[Statement]:
         """Iterate over the statements in the order of their last occurrence."""
@@ -83,27 +78,4 @@ class Statements:
         """Keep a remark; `template` is its line without digits."""
         if len(self._kept) >= MAX_SHAPES:
             del self._kept[next(iter(self._kept))]
-        self._kept[template] = kept = Statement(remark, event, calm, calm, {event.origin})
-        self._last = template
-        is_open = remark.content.endswith(":") and "in thread" not in remark.content
-        self._open = kept if is_open else None  # a traceback follows that
-
-    def follow(self, text: str, place: Place, own: Remark | None = None) -> bool:
-        """Give the next line of the file; return whether it is what a remark announced.
-
-        `own` is what it says of a failure by itself, which may be worth more, or only wrap others.
-        """
-        if self._last is not None and _IGNORED.fullmatch(text):
-            self._kept.pop(self._last, None)
-        opened, self._open, self._last = self._open, None, None
-        if opened is None or FIELD.match(text := text.strip()):
-            return False
-        if own is not None and (own.wraps or own.weight > opened.remark.weight):
-            return False
-        if " " not in text or text[-1] == ":" or is_hollow(text):
-            return False
-        content = f"{opened.remark.content} {text}"[:MAX_CONTENT]
-        opened.remark = Remark(opened.remark.weight, content, wraps=False)
-        opened.event.says = opened.remark.content
-        opened.event.place = place
-        return True
+        self._kept[template] = Statement(remark, event, calm, calm, {event.origin})

@@ -53,13 +53,9 @@ _BRACKET = re.compile(
     r"rank=(?P<rank_logged>\d{1,6})\][ ])?"
     r"|(?P<level>[EWIFVD])(?:(?P<glog>\d{3,4} \d\d:\d\d:\d\d(?:\.\d+)?) )?[ ]?[\w./]+:\d+\][ ]?"
     r"|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL|WARN)(?:\|[\w./]{1,80}:\d+)?\](?:[ ](?:>>|-)[ ])?[ ]?"
-    # CANN, MindSpore
-    r"(?:[A-Z_]{2,20}\((?P<pid_cann>\d{1,10})[,:][^()]{0,80}\):"
-    r"(?P<iso_cann>\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d\.\d{3})\.\d{3}[ ])?"
     r"|\d+,(?P<rank_mpi>\d{1,6})\]<std(?:out|err)>:[ ]?"  # mpirun --tag-output
     r"|[ ]*\+?(?P<uptime>\d+\.\d{6})\][ ]"  # dmesg, and its time since the line before
     r"|(?P<ctime>\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})\][ ]"  # dmesg -T
-    r"|(?P<host_mpi>[A-Za-z][\w-]*\d[\w-]*):(?P<pid>\d{4,10})\][ ]"  # Open MPI
     r"|pod/(?P<host_pod>[\w.-]+)/[\w.-]+\][ ]?)"  # kubectl logs --prefix
 )
 _DIGIT = re.compile(
@@ -78,7 +74,6 @@ _LETTER = re.compile(
     r"|(?P<level>[EWIF])(?P<glog>\d{4} \d\d:\d\d:\d\d\.\d+)[ ]+"
     r"(?:(?P<launcher>\d{1,10})[ ][^\]\s]{0,160}torch/distributed/elastic/[^\]\s]{1,80}"
     r"|\d+[ ][^\]\s]{1,160})\][ ]?"
-    r"|(?P<named_2>[a-z][\w.-]*\d[\w.-]*)[ ](?P<tag_2>[\w./@-]{2,60}\[\d{1,10}\]):[ ]"  # cut
     r"|(?:INFO|WARNING|ERROR)[ ]\d\d-\d\d[ ]\d\d:\d\d:\d\d[ ]\[?[\w./]{1,80}:\d+\][ ]?"  # vLLM
     r"|(?P<host_nccl>(?!\d+:)[\w.-]{1,255}):(?P<pid>\d{1,10}):\d{1,10}[ ]"
     r"(?:\[(?P<gpu>\d{1,6})\][ ])?"
@@ -223,14 +218,7 @@ class Splitter:
         sample = [line[: MAX_WIDTH + 1] for line in lines if line.strip()]
         if not sample:
             return
-        stamps = sum(
-            (match := _DIGIT.match(line) or _LETTER.match(line)) is not None
-            and match.groupdict().get("host_nccl") is None
-            and not match.groupdict().get("level")
-            for line in sample
-        )
-        self.is_stamped = len(sample) > ENOUGH and stamps >= NEARLY_ALL * len(sample)
-        self.is_stamped |= any('  File "' in line and _DIGIT.match(line) for line in sample)
+        self.is_stamped = any('  File "' in line and _DIGIT.match(line) for line in sample)
         begins = [match.end() if (match := _DIGIT.match(line)) else 0 for line in sample]
         ranked = [
             None if self._prefix(line[at:]) else RANKED.match(line, at)
@@ -437,10 +425,10 @@ class Splitter:
                     level = value
                 elif name == "host" and (match.re is not RANKED or self.has_hosts):
                     host = part
-            for group in found.keys() & {"named", "named_2"}:
-                named = begin + match.start(group)
-                if group == "named_2" or _syslog_host(match):
-                    host = slice(named, begin + match.end(group))
+            if "named" in found:
+                named = begin + match.start("named")
+                if _syslog_host(match):
+                    host = slice(named, begin + match.end("named"))
             is_collectors = self.is_stamped and (match.re is _DIGIT or "syslog" in found)
             prefixed |= found.keys().isdisjoint(_OF_ORIGIN) and not is_collectors
             text = text[match.end() :]

@@ -156,8 +156,7 @@ class Assembler:
             if text.startswith(_LINKS):
                 self._chained[key] = True
                 return True, self._finish(key)
-            is_same = place == closing.place and HEAD not in text  # one record of a logger
-            if is_same or self._continues(closing, line, opened):
+            if self._continues(closing, line, opened):
                 closing.message.append(text)
                 return True, []
             done = self._finish(key)
@@ -225,8 +224,6 @@ class Assembler:
         """Whether a logger stamps every line of it and the lines after it."""
         if line.prefixed != is_logged or len(closing.message) >= MAX_MESSAGE_LINES:
             return False
-        if closing.message[0].rstrip().isidentifier():  # it has no message
-            return False
         # pydantic names each field on a line of its own, without a blank before it.
         if "validation error" in closing.message[0] and _FIELD.fullmatch(line.text):
             return True
@@ -260,13 +257,9 @@ class Assembler:
 class LauncherSummary:
     """Reader of the summaries in one file, which follow `ChildFailedError`."""
 
-    def __init__(
-        self, found: Recognized, source: int, feed: Callable[[Line, Place], object]
-    ) -> None:
-        """Make a reader that passes the first line of a traceback in a summary to `feed`."""
+    def __init__(self, found: Recognized, source: int) -> None:
         self._found = found
         self._source = source
-        self._feed = feed
         self._facts = found.sources[source]
         self._failure: Failure | None = None
 
@@ -320,8 +313,4 @@ class LauncherSummary:
                     key = self._source, name, failure.pid
                     self._found.ranks_by_pid[key] = MAX_FAILURES, failure.rank
                 self._found.see(failure.rank)
-        elif match[1] == "traceback" and "Traceback" in value:
-            origin = line.origin._replace(rank=failure.rank, host=failure.host)
-            stamp = Stamp("iso", failure.time.replace("_", " "))
-            self._feed(Line(value, origin, stamp, "", prefixed=False), place)
         return True

@@ -112,24 +112,6 @@ def test_the_edges_of_a_log_are_always_read(before: int, tmp_path: Path, *, is_r
     assert (explained_paths(path).host == "gpu-7") == is_read
 
 
-@pytest.mark.parametrize(
-    ("path", "host"),
-    [
-        ("/logs/gpu-17.log", "gpu-17"),
-        ("/logs/node3/rank_5.log", "node3"),
-        ("/logs/dgx-a100-07.out", "dgx-a100-07"),
-        ("/tmp/tmp0r6oq4x5/x/job.out", None),
-        ("/home/user7/job.out", None),
-        ("/runs/exp12/slurm-7.out", None),
-    ],
-)
-def test_a_file_has_its_name_from_a_host(path: str, host: str | None) -> None:
-    """If no line knows another name of that host."""
-    assert explained_files({path: [FULL]}).host == host
-    other = "2026-01-05T10:00:00+0000 zeus kernel: up"
-    assert explained_files({path: [other, FULL]}).host in {None, "zeus"}
-
-
 def test_line_numbers_are_those_of_the_file(tmp_path: Path) -> None:
     """A claim's proof can be looked up, far into a file of which most lines were left out."""
     for before in (0, 1, 999, 70_001):

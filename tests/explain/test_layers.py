@@ -160,41 +160,6 @@ def test_an_exception_that_speaks_of_others_comes_after_one_that_says_why() -> N
     assert finding.statement.startswith("ValueError")
 
 
-def test_a_kernel_s_log_that_stands_before_the_job_s_is_not_over() -> None:
-    """Somebody put it there; its times say what came first."""
-    fault = "Aug  3 19:40:20 n-3 kernel: XFS (md127): log I/O error -5"
-    lost = "2026-08-03 19:40:50 [rank2]: OSError: [Errno 5] Input/output error: '/scratch/a'"
-    steps = [f"step {number} | loss 2.{number}" for number in range(20)]
-    finding = explained("$ ssh n-3 dmesg", fault, "$ cat job.out", *steps, lost, ENDED)
-    assert finding.proof[0].quote == fault
-
-
-@pytest.mark.parametrize(
-    ("failed", "named"), [((1, 2, 3), (1, 2, 3)), ((0, 2, 3), ()), ((0, 1, 2, 3), ())]
-)
-def test_a_block_of_ranks_is_named_where_others_did_not_fail(
-    failed: tuple[int, ...], named: tuple[int, ...]
-) -> None:
-    """On a single host; ranks here and there are victims of what is common to them."""
-    lines = [f"[rank{rank}]: ValueError: the tensor is on device 0" for rank in failed]
-    ends = [f"srun: error: n-3: task {failed[0]}: Exited with exit code 1"]
-    assert explained("[rank0]: hello", "[rank3]: hello", *lines, *ends).ranks == named
-
-
-def test_what_failed_first_ended_first() -> None:
-    """Those that waited for it end after their time-out."""
-    finding = explained(
-        STEP,
-        "slurmstepd: error: pyxis: failed to create user namespace: Permission denied",
-        "srun: error: c0203: tasks 2-3: Exited with exit code 1",
-        "[rank0]: torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for "
-        "clients. 2/4 clients joined.",
-        "srun: error: c0201: tasks 0-1: Exited with exit code 1",
-    )
-    assert (finding.ranks, finding.host) == ((2, 3), "c0203")
-    assert "user namespace" in finding.statement
-
-
 @pytest.mark.parametrize(("minute", "is_reason"), [("16", True), ("47", False)])
 def test_a_driver_s_reset_explains_a_code(minute: str, *, is_reason: bool) -> None:
     """Of a call that only names it, if it was before; the only host is the kernel's, too."""

@@ -93,23 +93,6 @@ def test_content_explains_more_than_its_wrapper() -> None:
 
 
 @pytest.mark.parametrize(
-    "first",
-    ["ERROR: the job failed because of the following:", "RuntimeError: no import because of:"],
-)
-def test_a_line_that_announces_its_reason_has_it_on_the_next(first: str) -> None:
-    """A colon at its end gives the next line to it."""
-    assert "no spindle of size 7" in explained(*STEPS, first, "no spindle of size 7").statement
-
-
-def test_a_line_of_failure_is_not_what_the_line_before_it_announces() -> None:
-    """It is a remark of its own; a line without words of failure is what was announced."""
-    log, end = "spank: error: container log file:", "spank: error: couldn't start container"
-    inner = "spank: error: switchroot: failed to execute: /bin/zsh: No such file"
-    assert explained(log, inner, end).statement == "failed to execute: /bin/zsh: No such file"
-    assert explained(log, "switchroot: spindle 7 is gone now").statement.endswith("is gone now")
-
-
-@pytest.mark.parametrize(
     ("lines", "outcome"),
     [
         ([("  Warning  BackoffLimitExceeded  58s  job-controller  Job has reached the specified "
@@ -123,17 +106,6 @@ def test_a_line_of_failure_is_not_what_the_line_before_it_announces() -> None:
 def test_spent_attempts_settings_and_states_are_no_cause(lines: list[str], outcome: str) -> None:
     """What `kubectl describe` has of a job that failed: only its pods' logs say why."""
     assert explained(*lines).outcome == outcome
-
-
-@pytest.mark.parametrize(
-    ("field", "outcome"), [("error", "found"), ("note", "undecided"), ("errors", "undecided")]
-)
-def test_the_error_of_a_structured_line_is_its_content(field: str, outcome: str) -> None:
-    """Go's loggers put it after the message, which only says what was attempted."""
-    line = f'ERROR creating jobs {{"{field}": "job a-0 creation failed with error: no limit"}}'
-    finding = explained(*[line] * 3)
-    assert finding.outcome == outcome
-    assert outcome == "undecided" or finding.statement.startswith("job a-0")
 
 
 def test_a_launchers_report_alone_stays_what_it_is() -> None:
@@ -502,26 +474,6 @@ def test_what_a_pod_got_beyond_is_over() -> None:
     assert explained(probe, started).statement.startswith("Unhealthy")
 
 
-ANSIBLE = (
-    'fatal: [n-12]: FAILED! => {{"cmd": "apptainer exec x.sif torchrun", "msg": "non-zero return '
-    'code", "rc": 255, "stderr_lines": ["INFO: /etc/singularity/ exists", "{}"], "stdout": ""}}'
-)
-JOINED = "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. {}"
-LOOP = "FATAL: container creation failed: no loop devices available"
-
-
-def test_why_a_rank_never_arrived_explains_those_that_waited_for_it() -> None:
-    """What a command printed stands in a report of its end; whoever waited is not to blame."""
-    late = JOINED.format("12/16 clients joined.")
-    finding = explained(ANSIBLE.format(LOOP), f"[rank0]: {late}")
-    assert finding.statement == "no loop devices available"
-    assert (finding.ranks, finding.slug) == ((), "child-failed")
-    assert explained(f"[rank0]: {late}").slug == "ranks-stuck-at-init"
-    denied = ANSIBLE.format("sync: error syncing '/mnt/stale': Permission denied")
-    ignored = explained(denied, "...ignoring", ANSIBLE.format(LOOP), f"[rank0]: {late}")
-    assert ignored.statement == finding.statement
-
-
 JOURNAL = "Nov 02 17:{} lab-2 {}"
 STALE = "[rank2]: OSError: [Errno 116] Stale file handle: '/gpfs/a/shard'"
 
@@ -574,25 +526,6 @@ def test_without_times_it_is_what_the_same_node_s_kernel_said(
     )
     finding = explained(lost, ended, "srun: error: n-8: task 9: Terminated", kernel)
     assert (finding.slug == "checkpoint-path") == is_reason
-
-
-@pytest.mark.parametrize(("stamp", "is_reason"), [("03:59:03", True), ("04:40:03", False)])
-def test_a_line_without_a_time_was_before_the_next_that_has_one(
-    stamp: str, *, is_reason: bool
-) -> None:
-    """What the kernel said in between may explain it, however old the last time is."""
-    finding = explained(
-        "2026-01-22 03:20:33 step 9 | loss 2",
-        "13: ERROR: Unexpected bus error encountered in worker. This might be caused by"
-        " insufficient shared memory (shm).",
-        "2: [rank2]:[E122 03:59:12.771809122 ProcessGroupNCCL.cpp:542] [Rank 2] Collective"
-        " WorkNCCL(SeqNum=18, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) raised"
-        " the following async exception: NCCL error: remote process exited or there was a network"
-        " error, NCCL version 2.21.5",
-        f"Jan 22 {stamp} n-2 kernel: EDAC MC5: 1 UE memory read error on CPU_SrcID#1_MC#1_Chan#0"
-        "_DIMM#0 (channel:0 slot:0 page:0x3f8a1c2 offset:0xd40 grain:32)",
-    )
-    assert finding.slug == ("node-failed" if is_reason else "shared-memory")
 
 
 def test_events_are_printed_after_the_job() -> None:

@@ -94,16 +94,16 @@ def test_the_ranks_of_a_group_are_not_those_of_the_job(rank: int, ranks: tuple[i
 
 def test_each_file_that_tail_heads_is_a_log_of_its_own(tmp_path: Path) -> None:
     """`tail -n 100 *.log` puts a line before each file, which tells whose lines follow."""
-    lines = ["==> node-a1.log <==", "step 1 | loss 2.1", "RuntimeError: NCCL error: remote", ""]
-    lines += ["==> node-b2.log <==", "step 1 | loss 2.1", OOM, ""]
+    lines = ["==> rank1.log <==", "step 1 | loss 2.1", "RuntimeError: NCCL error: remote", ""]
+    lines += ["==> rank2.log <==", "step 1 | loss 2.1", OOM, ""]
     finding = explained_text(tmp_path, "\n".join(lines))
-    assert (finding.slug, finding.host) == ("cuda-oom", "node-b2")
+    assert (finding.slug, finding.ranks) == ("cuda-oom", (2,))
     assert finding.proof[0].file.endswith("job.out")
     assert finding.proof[0].line == lines.index(OOM) + 1
 
 
 def test_a_head_far_from_any_failure_is_read(tmp_path: Path) -> None:
-    """It tells the host of what fails long after it."""
+    """It tells the rank of what fails long after it."""
     steps = "".join(f"step {number} | loss 2.1\n" for number in range(20_000))
-    text = f"==> node-a1.log <==\n{steps}==> node-b2.log <==\n{steps}{OOM}\n"
-    assert explained_text(tmp_path, text).host == "node-b2"
+    text = f"==> rank1.log <==\n{steps}==> rank2.log <==\n{steps}{OOM}\n"
+    assert explained_text(tmp_path, text).ranks == (2,)
