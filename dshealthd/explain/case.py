@@ -168,6 +168,8 @@ def _place(case: Case, year: int) -> None:
             event.rank = again.rank if above.rank is None else above.rank
         before = identities.before(event.place.quote)
         identities.place(event.rank, before)
+        if event.last is not None and identities.before(event.last.quote) != before:
+            before, event.is_of_several = None, True
         event.host = (
             fields.get("host")
             or identities.home(event.origin)

@@ -227,6 +227,8 @@ class Assembler:
             return False
         if closing.message[0].rstrip().isidentifier():  # it has no message
             return False
+        if line.text.startswith(_IGNORED):
+            return False
         # pydantic names each field on a line of its own, without a blank before it.
         if "validation error" in closing.message[0] and _FIELD.fullmatch(line.text):
             return True

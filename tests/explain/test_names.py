@@ -494,6 +494,15 @@ def test_where_several_hosts_say_the_same_none_is_named() -> None:
     assert explained("torchrun", *lines).host is None
 
 
+def test_a_launcher_that_several_hosts_have_is_of_none() -> None:
+    """Their names have no number that shows a column, and pdsh is who knows them."""
+    end = ["['python'] exits with return code = 1", "pdsh@a: {}: ssh exited with exit code 1"]
+    lines = [f"{name}: {line.format(name)}" for line in end for name in ("wks-a", "wks-b")]
+    lines = [line.partition(": ")[2] if "pdsh" in line else line for line in lines]
+    assert explained(*lines).host is None
+    assert explained(*lines[::2]).host == "wks-a"
+
+
 @pytest.mark.parametrize(("form", "first"), [("gpu-{}: {}", 12), ("{}: slurmstepd: {}", 1)])
 def test_what_no_pattern_knows_is_of_no_host_where_several_say_it(form: str, first: int) -> None:
     """Not even of the one that says it first: what they share is to blame."""
