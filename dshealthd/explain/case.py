@@ -352,8 +352,10 @@ def _sort(case: Case) -> None:
             is_few = event.count < load().by_id(event.pattern).least
             is_over = is_few or event.last_order < facts.finite
             (case.recovered if is_over else case.causes).append(event)
-        elif event.role == "consequence" or (
-            event.slug == "rendezvous-unreachable" and event.progress
+        elif (
+            event.role == "consequence"
+            or (event.slug == "rendezvous-unreachable" and event.progress)
+            or (event.layer == "scheduler" and event.is_effect and _follows_an_end(event, case))
         ):
             case.consequences.append(event)
         elif event.role == "cause":
@@ -363,6 +365,19 @@ def _sort(case: Case) -> None:
             case.causes.append(event)
             if event.rank is not None and event.layer != "hardware":
                 case.failed.add(event.rank)
+
+
+def _follows_an_end(event: Event, case: Case) -> bool:
+    """Return whether another part of the job ended before a signal came, and not of that signal:
+    its launcher sent it, unless the job went on in between.
+    """
+    return any(
+        one.fields.get("exit", "0") != "0"
+        and one.signal != event.signal
+        and (one.origin.source, one.progress) == (event.origin.source, event.progress)
+        and one.order < event.order
+        for one in case.told
+    )
 
 
 def _index(case: Case) -> None:

@@ -403,7 +403,11 @@ def _without_cause(case: Case) -> Finding:
             missing=("the logs of the ranks: did the job hang at all, and why?",),
             verdicts=tuple(hung),
         )  # fmt: skip
-    telling = [event for event in case.consequences if is_telling(event, case)]
+    # A signal that came after an end says less than that.
+    telling = [
+        event for event in case.consequences
+        if event.layer != "scheduler" and is_telling(event, case)
+    ]  # fmt: skip
     # What is no mere hint says more, and so does what came first.
     telling.sort(key=lambda event: (event.weak, event.layer == "launcher"))
     if telling:

@@ -136,6 +136,26 @@ def test_who_sent_a_signal_is_known_of_a_keyboard_and_a_terminal(number: int, ou
 
 
 @pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        (["srun: error: n2: task 1: Exited with exit code 1"], "srun: task 1 on n2"),
+        (["[gang] worker 3 on n2 exited with code 2"], "nothing says what happened"),
+        (["srun: error: n2: task 1: Exited with exit code 143"], "the job was told to end"),
+        (["n2: a.sh exited with code 2", "n1: step 9 | loss 2"], "the job was told to end"),
+        ([], "the job was told to end"),
+    ],
+)
+def test_a_signal_after_an_end_follows_from_it(ends: list[str], says: str) -> None:
+    """A launcher sends it to the rest; not if what ended first had that signal, too, or if the
+    job went on.
+    """
+    told = "n1: Received 15 death signal, shutting down workers"
+    finding = explained("n1: step 8 | loss 2", *ends, told)
+    assert finding.outcome == "undecided"
+    assert finding.statement.startswith(says)
+
+
+@pytest.mark.parametrize(
     ("line", "outcome"),
     [
         ("error: job 7 terminated due to quota exhaustion of group ml", "found"),
