@@ -13,8 +13,9 @@ from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Event, Origin, Stamp
 from dshealthd.explain.facts import Recognized
 from dshealthd.explain.identities import Identities
-from dshealthd.explain.names import bound, first_node, numbers
+from dshealthd.explain.names import bound, first_node, named, numbers
 from dshealthd.explain.patterns import load, said
+from dshealthd.explain.remarks import is_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,10 +96,14 @@ class Case:
     def ended_well(self, event: Event) -> bool:
         """Return whether the job ended well after a line.
 
-        A kernel's log that somebody has appended stands behind that end, but is older.
+        A kernel's log or a table that somebody has appended stands behind that end, but is older.
         """
         facts = self.found.sources[event.origin.source]
         if event.last_order < facts.finished:
+            return True
+        if is_row(event.place.quote) and (
+            facts.finished or self.identities.is_strange(named(event.place.quote).get("pod"))
+        ):
             return True
         if facts.finished_at is None or event.time is None or not event.exact:
             return False

@@ -150,10 +150,10 @@ def _stated(found: Sequence[Event], case: Case) -> Event | None:
 
 def _may_explain(event: Event, noticed: Event, case: Case) -> bool:
     """Return whether a line may say why a peer was lost, or a job ended: it stands or was before
-    the report of that, or another rank says it that has lost nobody.
+    the report of that, is of a table printed later, or another rank says it that has lost nobody.
     """
     is_sooner = event.layer == "hardware" and (case.later(event, noticed) or 0.0) < 0
-    if precedes(event, noticed) or is_sooner:
+    if precedes(event, noticed) or is_sooner or remarks.is_row(event.place.quote):
         return True
     reporters = {one.rank for one in case.causes if one.pattern == noticed.pattern}
     return noticed.layer == "communication" and event.rank not in {None, *reporters}

@@ -222,8 +222,9 @@ def _is_shared(root: Event, ranks: Sequence[int], says: str, case: Case) -> bool
         return True
     if ranks:
         return False
-    is_programs = root.pattern == STATED and root.layer == "program"
-    if is_programs and remarks.is_of_others(root.place.quote):  # it speaks of another process
+    quote = root.place.quote
+    is_programs = root.pattern == STATED and root.layer == "program" and not remarks.is_row(quote)
+    if is_programs and remarks.is_of_others(quote):  # it speaks of another process
         return True
     hosts = {one.host for one in case.causes if are_alike(one, root)} - {None}
     return len(hosts) > 1 or root.is_timeout or _only_noticed(root, case)

@@ -325,6 +325,11 @@ class Identities:
             host = only({word for word in map(short, words) if same_digits(word) == form} | hosts)
         return only(words & self._found.nodes.keys()) or host
 
+    def is_strange(self, pod: str | None) -> bool:
+        """Return whether a pod begins with another word than any that other lines know."""
+        known = {re.split(r"[\d-]", name)[0] for name in (*self._names, *self._found.nodes)}
+        return pod is not None and bool(known) and re.split(r"[\d-]", pod)[0] not in known
+
     def before(self, quote: str) -> str | None:
         """Return the pod or host that a line begins with, if other lines know it."""
         match = _BEFORE.match(quote)

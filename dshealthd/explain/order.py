@@ -81,6 +81,7 @@ def key(event: Event, first: Span | None, case: Case) -> tuple[object, ...]:
     # Who sends a signal has a reason.
     is_signal = event.layer == "scheduler" and event.signal > 0
     where, weak = place(event, first, case), event.weak or is_signal
+    where = _LAYERS["hardware"] if is_signal and not where else where
     is_program = where == _LAYERS["program"]
     return (
         where, weak and not is_program, not event.first,

@@ -137,8 +137,10 @@ _AFTER_TYPE = (
     r"\s+(?P<reason>[A-Z][A-Za-z]{3,40})\s+"
     r"(?:(?:[\dsmhd]+|<\w+>)(?: \(x\d+ over \w+\))?\s+\S+|[\w.-]+/\S+)\s+(?P<message>\S.*)"
 )
-EVENT = re.compile(r"(?:^|\s)Warning" + _AFTER_TYPE)
-"""A row of Kubernetes' events that warns."""
+_TAKEN = re.compile(r"\w*(?:Evict|Preempt|Shutdown|Interrupt)")
+"""A reason that takes a pod or a node from the job, whatever its message says."""
+EVENT = re.compile(rf"(?:^|\s)(?:Warning|Normal(?=\s+{_TAKEN.pattern}))" + _AFTER_TYPE)
+"""A row of Kubernetes' events that warns, or that has such a reason."""
 _ROW = re.compile(r"(?:^|\s)(?:Warning|Normal)" + _AFTER_TYPE)
 WENT_ON = re.compile(r"(?:^|\s)Normal\s+(?:Scheduled|Pulled|Created|Started)\s")
 """A row that shows that a pod got on."""
@@ -285,6 +287,7 @@ def may_be(template: str) -> bool:
         or _NCCL in text
         or (_fails(text) and level_of(text) != "calm")
         or WENT_ON.search(text) is not None
+        or EVENT.search(text) is not None
     )
 
 
@@ -413,7 +416,7 @@ def read(text: str, level: str, *, of_kernel: bool = False) -> Remark | None:
         or is_of_peers(text)
         or (inner is None and (_WRAPS.search(text) or FIELD.match(text)) is not None)
     )
-    wraps = wraps and not of_kernel
+    wraps = wraps and not (of_kernel or (event and _TAKEN.match(event["reason"])))
     if wraps and '"' in told:  # what a command printed, in a structured report of its end
         for quoted in _QUOTED.findall(told):
             found = read(quoted, level_of(quoted))

@@ -610,6 +610,28 @@ def test_events_are_printed_after_the_job() -> None:
     assert finding.root.pattern == "job-ended/preempted"
 
 
+@pytest.mark.parametrize(
+    ("row", "outcome", "where"),
+    [
+        ('Warning  Evicted  pod/a-2  Usage of "scratch" exceeds the limit', "found", "pod a-2"),
+        ("Normal  Shutdown  node/n-7  Shutdown manager detected it", "found", "host n-7"),
+        (
+            "Normal  Preempted  5m  scheduler  Preempted by pod 1f3c on node n-7",
+            "found",
+            "host n-7",
+        ),
+        ("Warning  Evicted  pod/notebook-2  The node was low on disk", "undecided", "host a-0"),
+        ("Normal  Killing  pod/a-2  Stopping container shutdown", "undecided", "host a-0"),
+    ],
+)
+def test_the_reason_of_an_event_says_who_ended_a_pod(row: str, outcome: str, where: str) -> None:
+    """Whatever its message says; not if the pod is of another job, or ended after a good end."""
+    told = "[pod/a-0/main] Received 15 death signal, shutting down workers"
+    finding = explained("[pod/a-0/main] step 9 | loss 2", told, f"16m  {row}")
+    assert (finding.outcome, finding.pod or finding.host) == (outcome, where.split()[1])
+    assert explained("step 9 | loss 2", "Training finished.", f"9m  {row}").outcome == "nothing"
+
+
 @pytest.mark.parametrize(("address", "name"), [("127.0.1.1", "loopback"), ("10.0.0.5", "gloo")])
 def test_a_name_of_a_loopback_address_explains_a_failure_to_connect(
     address: str, name: str
