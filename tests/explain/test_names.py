@@ -452,6 +452,9 @@ def test_a_collector_puts_a_pod_before_each_line(form: str, host: str | None) ->
         ("2026-01-05 10:00:00,500 gpu-{0} r{1:02d} {2}", (11,), "gpu-13"),
         ("gpu-{0} r{1} {2}", (11,), "gpu-13"),
         ("r{1} {2}", (), None),  # a round, a replica, a request
+        ("gpu-{}/rank{}  | {}", (11,), "gpu-13"),
+        ("\x1b[32m10:08:43\x1b[0m gpu-{} [rank {}]  > {}", (11,), "gpu-13"),
+        ("gpu-{}/rank{}          | {}", (), None),
     ],
 )
 def test_a_rank_of_one_letter_is_one_beside_a_host(
