@@ -13,7 +13,7 @@ from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Event, Origin, Stamp
 from dshealthd.explain.facts import Recognized
 from dshealthd.explain.identities import Identities
-from dshealthd.explain.names import bound, first_node, named, numbers
+from dshealthd.explain.names import bound, first_node, named, numbers, spoken_rank
 from dshealthd.explain.patterns import load, said
 from dshealthd.explain.remarks import is_row
 
@@ -156,6 +156,10 @@ def _place(case: Case, year: int) -> None:
         # A launcher that quotes a command shows that of any rank.
         if event.rank is None and "local" in fields and event.pattern not in _QUOTES_COMMANDS:
             event.rank = identities.rank(event.origin._replace(local=int(fields["local"])))
+        own = spoken_rank(event.place.quote) if "(default_pg) " in event.place.quote else {}
+        if own and event.rank is None:  # a watchdog says of which rank it is
+            event.rank = int(own["rank"])
+            identities.place(event.rank, identities.home(event.origin))
         if "rank" in fields and event.rank is None:
             event.rank = int(fields["rank"])
         if "rank_other" in fields and event.rank is not None:

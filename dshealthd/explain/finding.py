@@ -329,8 +329,8 @@ def _judged(case: Case) -> list[GroupVerdict]:
 
 def _speaks_of_others(root: Event, ranks: Sequence[int], case: Case) -> bool:
     """Return whether who reports a cause is not to blame for it."""
-    if ranks:
-        return root.rank not in {None, *ranks}
+    if ranks:  # who waits for others says so, whichever rank it is
+        return root.rank not in ({*ranks} if root.is_timeout else {None, *ranks})
     return root.pattern == MISMATCH or _only_noticed(root, case)
 
 

@@ -98,6 +98,9 @@ READS = "[rank3]: WARNING: timeout of store-2 while reading shard 7, try {}"
     ("form", "tries", "after", "is_reason"),
     [
         (READS, 3, (), True),
+        ("[rank3]: WARNING: shard 7 made no progress for {}0 s", 3, (), True),
+        ("[rank3]: store-2 stalled, no bytes for {}0 s", 3, (), True),
+        ("[rank3]: WARNING: shard 7 is not cached, {}0 s", 3, (), False),
         (READS, 2, (), False),
         (READS, 3, (STEP,), False),
         (READS.replace("rank3", "rank2"), 3, (), False),  # which waits

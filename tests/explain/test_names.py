@@ -161,9 +161,28 @@ def test_a_record_in_json_has_a_rank() -> None:
     finding = explained(json.dumps(record))
     assert (finding.ranks, finding.host) == ((5,), "gpu-7")
     assert explained(json.dumps({**record, "rank": "all"})).ranks == ()
+    own = json.dumps({"level": "error", "rank": record["rank"], "msg": OOM})
+    finding = explained(json.dumps({"labels": {"node": "gpu-7"}, "ts": record["ts"], "line": own}))
+    assert (finding.ranks, finding.host) == ((5,), "gpu-7")
     labels = {"host": record.pop("host"), "rank": str(record.pop("rank"))}
     finding = explained(json.dumps({**record, "labels": labels}))
     assert (finding.ranks, finding.host) == ((5,), "gpu-7")
+
+
+@pytest.mark.parametrize(("group", "host"), [("0(default_pg)", "gpu-1"), ("5(tp)", None)])
+def test_a_rank_that_others_wait_for_is_on_its_own_host(group: str, host: str | None) -> None:
+    """Not on that of a rank that reports it, even if no prefix says which rank that is."""
+    hung = (
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, "
+        "NumelIn=1, NumelOut=1, Timeout(ms)=6000) ran for 6089 milliseconds before timing out."
+    )
+    last = "{} PG status: last enqueued work: {}, last completed work: 6"
+    said = [(rank, hung) for rank in range(3)]
+    said += [(0, last.format("failure detected by watchdog at work sequence id: 7", 8))]
+    said += [(3, last.format("Observed flight recorder dump signal from another rank.", 6))]
+    lines = [f"gpu-{rank // 2} | [PG ID 0 PG GUID {group} Rank {rank}] {line}"
+             for rank, line in said]  # fmt: skip
+    assert explained(*(f"gpu-{rank // 2} | WORLD_SIZE=4" for rank in range(4)), *lines).host == host
 
 
 def test_the_labels_of_a_collector_say_where_a_line_is_from() -> None:

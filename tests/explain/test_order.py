@@ -321,6 +321,27 @@ def test_a_rank_that_others_wait_for_is_held_up_by_what_is_beneath_it(
     assert finding.ranks == (2,)
 
 
+@pytest.mark.parametrize(
+    ("added", "ranks"),
+    [
+        ("[Wed Apr 22 08:05:53 2026] Lustre: Connection to scr3-OST001c was lost", (2,)),
+        ("Apr 22 08:05:53 gpu-1 kernel: Lustre: Connection to scr3-OST001c was lost", (2,)),
+        ("[rank2] 2026-04-22 08:05:53,106 INFO waits for its shard", ()),
+    ],
+)
+def test_a_kernel_s_log_behind_the_job_s_is_no_other_rank_s(
+    added: str, ranks: tuple[int, ...]
+) -> None:
+    """It is older than what stands before it, as another rank's log would be."""
+    reports = [WATCHDOG.format(rank) for rank in (0, 1, 3)]
+    stack = ["Exception raised from checkTimeout at a.cpp:618 (most recent call first):",
+             "frame #0: c10::Error::Error"]  # fmt: skip
+    end = "E0422 08:14:43.1 7 torch/x.py:869] failed (exitcode: -6) local_rank: 3 (pid: 90) of fn"
+    up = [f"[rank{rank}] 2026-04-22 08:03:53,106 INFO step 8 | loss 2" for rank in range(4)]
+    finding = explained("2026-04-22 08:03:52 WORLD_SIZE=4", *up, *reports, *stack, end, added)
+    assert finding.ranks == ranks
+
+
 def test_an_exception_with_the_words_of_a_warning_is_a_failure() -> None:
     """Torch warns of what it cannot initialize, and raises it when that is needed."""
     error = "Error 804: forward compatibility was attempted on non supported HW"
