@@ -156,9 +156,8 @@ def _place(case: Case, year: int) -> None:
         # A launcher that quotes a command shows that of any rank.
         if event.rank is None and "local" in fields and event.pattern not in _QUOTES_COMMANDS:
             event.rank = identities.rank(event.origin._replace(local=int(fields["local"])))
-        own = spoken_rank(event.place.quote) if "(default_pg) " in event.place.quote else {}
-        if own and event.rank is None:  # a watchdog says of which rank it is
-            event.rank = int(own["rank"])
+        if event.rank is None:
+            event.rank = _of_watchdog(event.place.quote)
             identities.place(event.rank, identities.home(event.origin))
         if "rank" in fields and event.rank is None:
             event.rank = int(fields["rank"])
@@ -204,6 +203,14 @@ def _place(case: Case, year: int) -> None:
     for failure in found.failures:
         if failure.rank is not None:
             case.seen.add(failure.rank)
+
+
+def _of_watchdog(quote: str) -> int | None:
+    """Return the rank that a watchdog's line is from; None if it is of another group, or no such
+    line.
+    """
+    said = spoken_rank(quote) if "(default_pg) " in quote else {}
+    return int(said["rank"]) if said else None
 
 
 def _place_statements(case: Case) -> None:

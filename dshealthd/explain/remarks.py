@@ -29,14 +29,14 @@ WORDS = (
     "ABORT", "rash", "xception", "anic", "illed", "KILLED", "imed out", "imes out", "imeout",
     "annot ", "an't ", "ould not", "ouldn't", "nable to", "enied", "DENIED", "efused", "nreachable",
     "o such ", "ot found", "NOT FOUND", "nvalid", "INVALID", "llegal", "ncaught", "nhandled",
-    "orrupt", " stuck", "talled", "o progress", " hung", " hang", " lost", " died", " dead", "xceed", "nsufficient",
-    "ot enough", "ut of memory", "OOM", "victed", "reempted", "PREEMPT", "ackOff", "ack-off",
-    "nhealthy", "ot ready", "NotReady", "erminated", "ancelled", "CANCELLED", "anceled",
-    "core dump", "egfault", "egmentation", "us error", "navailable", "isconnect", "ismatch",
-    "nresponsive", "ncorrectable", "ssertion", "igquit", "SIGTERM", "SIGKILL", "SIGSEGV",
+    "orrupt", " stuck", "talled", "o progress", " hung", " hang", " lost", " died", " dead",
+    "xceed", "nsufficient", "ot enough", "ut of memory", "OOM", "victed", "reempted", "PREEMPT",
+    "ackOff", "ack-off", "nhealthy", "ot ready", "NotReady", "erminated", "ancelled", "CANCELLED",
+    "anceled", "core dump", "egfault", "egmentation", "us error", "navailable", "isconnect",
+    "ismatch", "nresponsive", "ncorrectable", "ssertion", "igquit", "SIGTERM", "SIGKILL", "SIGSEGV",
     "SIGABRT", "SIGQUIT", "non-zero", "closed", "exit code", "xit Code", "eturn code",
-    "exited with", "exit status", "blocked for more", "rrImagePull", "Normal ",
-    "xpelled", "xpired", " fault", "t match", " reset", "imedout", "NCCL WARN",
+    "exited with", "exit status", "blocked for more", "rrImagePull", "Normal ", "xpelled", "xpired",
+    " fault", "t match", " reset", "imedout", "NCCL WARN",
 )  # fmt: skip
 """Each remark has one of these: what the search through all lines of a log looks for."""
 _LEVEL = re.compile(
@@ -54,8 +54,9 @@ _FAILURES = (
     r"errors?|fail(?:ed|ures?|s|ing)?|abort(?:ed|ing|s)?|crash(?:ed|es|ing)?|exceptions?"
     r"|panic(?:ked)?|killed|timed[ -]?out|times out|time-?outs?|cannot|can't|can not"
     r"|could(?: not|n't)|unable to|denied|refused|rejected|unreachable|no such|not found|invalid"
-    r"|illegal|corrupt(?:ed|ion)?|stuck|stalled|no progress|hangs?|hung|lost|dead|died|exceed(?:ed|s)?|insufficient"
-    r"|not enough|out of memory|oom[- ]?kill(?:ed|er|ing)?|evicted|preempted|preemption|back-?off"
+    r"|illegal|corrupt(?:ed|ion)?|stuck|stalled|no progress|hangs?|hung|lost|dead|died"
+    r"|exceed(?:ed|s)?|insufficient|not enough|out of memory|oom[- ]?kill(?:ed|er|ing)?|evicted"
+    r"|preempted|preemption|back-?off"
     r"|unhealthy|not ready|terminated|\w{0,30}backoff|errimagepull|oomkilled|cancell?ed|unavailable"
     r"|disconnected|mismatch(?:ed|es)?|expelled|expired|do(?:es)?(?:n't| not) match"
     r"|(?:engine|gpu|device|controller|adapter|firmware) reset|fault(?:s|ed)?(?! toleran)"

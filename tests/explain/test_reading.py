@@ -479,6 +479,11 @@ def test_the_answer_of_a_server_is_no_cause_where_the_server_says_why() -> None:
     reason = "Failed to update the weights: slice exceeds dimension size (256)"
     assert explained(reason, refused).statement == reason
     assert explained(refused).statement == refused
+    # Four servers say it once each, and one says it now and then.
+    for step, says in ((1, reason), (0, refused)):
+        said = [f"(Engine pid={4 + step * n}) {line}" for n in range(4)
+                for line in (reason, "INFO: answered")]  # fmt: skip
+        assert explained(*said, refused).statement == says
 
 
 def test_the_last_event_of_a_pod_is_what_it_ended_of() -> None:
