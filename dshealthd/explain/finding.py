@@ -246,14 +246,17 @@ def _sender(host: str | None) -> str:
 
 def _follow_end(root: Event, case: Case) -> None:
     """Give a statement the ranks that ended first, and their host: what failed first ends before
-    those that waited for it, or lost it.
+    those that waited for it, or lost it, and alone ends by itself where all others are ended.
     """
     ends = [one for one in case.causes if one.layer == "launcher" and precedes(root, one)]
     ends.sort(key=lambda one: one.order)
     waited = [one.order for one in case.causes if one.layer == "communication"]
+    own = [one for one in ends if one.fields.get("exit", "0") != "0" and not one.signal]
+    is_alone = len(ends) > 1 and own == ends[:1]
     is_first = len(ends) > 1 and any(ends[0].order < at < ends[1].order for at in waited)
-    is_there = root.host in {None, ends[0].host} if is_first else False
-    if root.pattern == STATED and is_there and root.rank in {None, *ends[0].ranks}:
+    is_there = root.host in {None, ends[0].host} if is_alone or is_first else False
+    is_open = root.pattern == STATED or (is_alone and root.layer in {"hardware", "program"})
+    if is_open and is_there and root.rank in {None, *ends[0].ranks}:
         root.rank, root.ranks, root.host = ends[0].rank, ends[0].ranks, ends[0].host
 
 

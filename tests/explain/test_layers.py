@@ -229,6 +229,22 @@ def test_what_failed_first_ended_first() -> None:
     assert "user namespace" in finding.statement
 
 
+@pytest.mark.parametrize(
+    ("others", "host"),
+    [
+        (["n-1: task 0: Exited with exit code 143"], "n-3"),
+        (["n-1: task 0: Killed", "n-2: task 1: Killed"], "n-3"),
+        (["n-1: task 0: Exited with exit code 1"], None),
+    ],
+)
+def test_what_alone_ended_by_itself_is_what_failed(others: list[str], host: str | None) -> None:
+    """All others were ended by a signal, of their launcher or the scheduler."""
+    ends = [ENDED, *(f"srun: error: {end}" for end in others)]
+    for said in ("ValueError: no such shard", "nvml error: driver/library version mismatch"):
+        finding = explained("step 8 | loss 2", said, *ends)
+        assert (finding.host, finding.ranks) == (host, (2,) if host else ())
+
+
 @pytest.mark.parametrize(("minute", "is_reason"), [("16", True), ("47", False)])
 def test_a_driver_s_reset_explains_a_code(minute: str, *, is_reason: bool) -> None:
     """Of a call that only names it, if it was before; the only host is the kernel's, too."""
