@@ -30,10 +30,13 @@ RANKED = re.compile(
 )
 """A rank before every line, as any logger may put it, and a host beside it."""
 NODE = re.compile(
-    r"\[?(?P<host>[A-Za-z][\w.-]*\w|\d{1,3}(?:\.\d{1,3}){3})"
-    r"(?::|\]|(?: \S{1,63})? {1,40}[|>]| (?P<container>[a-z][a-z\d-]{1,62}))(?:[ ]|$|(?=\[))"
+    r"\[?(?P<path>(?:[A-Za-z][\w.-]{0,62}[/@]){1,4})?"
+    r"(?P<host>[A-Za-z][\w.-]*\w|\d{1,3}(?:\.\d{1,3}){3})"
+    r"(?::|\]|(?: \S{1,63})? {1,40}[|>]|(?(path)|(?!))| (?P<container>[a-z][a-z\d-]{1,62}))"
+    r"(?:[ ]|$|(?=\[))"
 )
-"""A node or pod before every line, as pdsh, compose, stern and loggers of launchers put it."""
+"""A node or pod before every line, as pdsh, compose, stern, loggers of launchers, and collectors
+that name a stream (`job/container/host`) put it."""
 ENOUGH = 4
 """A file must have more lines than this to tell a prefix from what its lines say."""
 _UNNAMED = re.compile(

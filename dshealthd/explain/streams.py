@@ -257,7 +257,12 @@ class Splitter:
             if container is not None:  # two words that many a line may begin with
                 rest = len(column) - next(at for at, one in enumerate(column) if one)
                 least = max(least, NEARLY_ALL * rest, SAMPLE * len(column))
-            if len(names) > 1 and named >= least and is_column(column):
+            # A path may be of files, unless its last part has the name of a host elsewhere.
+            is_told = any(
+                one and (not one["path"] or line.count(one["host"]) > 1)
+                for one, line in zip(column, sample, strict=True)
+            )
+            if len(names) > 1 and is_told and named >= least and is_column(column):
                 self.nodes = frozenset(map(same_digits, filter(is_name_of_host, names)))
         self._width = self._wrapped_at(sample)
 

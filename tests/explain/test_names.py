@@ -465,6 +465,17 @@ def test_a_collector_puts_a_pod_before_each_line(form: str, host: str | None) ->
     assert explained(*(form.format("job-pod-1", text) for _, text in said)).host is None
 
 
+@pytest.mark.parametrize("form", ["a-job/train/{} {}", "2026-01-05T10:00:00Z train@{}: {}"])
+@pytest.mark.parametrize(("says", "is_host"), [("node=gpu-13", True), ("up", False)])
+def test_a_stream_s_last_part_is_a_host_that_lines_name(
+    form: str, says: str, *, is_host: bool
+) -> None:
+    """Elsewhere, too: the path may as well be that of a file."""
+    said = [("gpu-12", "loads"), ("gpu-13", says)] * 4 + [("gpu-13", "ValueError: a wrong label")]
+    finding = explained(*(form.format(*one) for one in said))
+    assert finding.host == ("gpu-13" if is_host else None)
+
+
 @pytest.mark.parametrize(
     ("form", "ranks", "host"),
     [
