@@ -160,7 +160,8 @@ def _may_explain(event: Event, noticed: Event, case: Case) -> bool:
     the report of that, is of a table printed later, or another rank says it that has lost nobody.
     """
     is_sooner = event.layer == "hardware" and (case.later(event, noticed) or 0.0) < 0
-    if precedes(event, noticed) or is_sooner or remarks.is_row(event.place.quote):
+    is_table = remarks.is_row(event.place.quote) or (case.is_foreign(event) and not event.exact)
+    if precedes(event, noticed) or is_sooner or is_table:
         return True
     reporters = {one.rank for one in case.causes if one.pattern == noticed.pattern}
     return noticed.layer == "communication" and event.rank not in {None, *reporters}

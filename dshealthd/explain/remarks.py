@@ -174,8 +174,8 @@ _WRAPS = re.compile(
     rf"\b{_PROCESSES}\b|^(?:task|step|job|process|rank)s? \S{{1,60}}: |^\*\*\* (?:STEP|JOB) "
     r"|^\S{1,200} FAILED$"
     # What was done about it.
-    r"|shut(?:ting)? ?down|terminating|exiting|killing|abort(?:ing|ed by)|stopping|tearing down"
-    r"|cancel|ended|gave up|sig(?:term|quit|kill|int|abrt)"
+    r"|(?<!node )shut(?:ting)? ?down|terminating|exiting|killing|abort(?:ing|ed by)|stopping"
+    r"|tearing down|cancel|ended|gave up|sig(?:term|quit|kill|int|abrt)"
     # That something failed, or had one, but not what.
     r"|^(?:timed out|times out|died|lost|killed|terminated|exceeded|refused|denied|aborted)\b"
     r"|(?:error|exception) (?:has )?"
@@ -197,8 +197,8 @@ _QUOTED = re.compile(r'"([^"\\]{12,1000})"')
 """A text in a structured line."""
 _COLON = re.compile(r": (?=[A-Za-z])")
 _WHY = re.compile(
-    r"(?<!potentially )(?<!possibly )(?<!probably )\b(?:due to|because(?: of)?|caused by|owing to)"
-    r"\b[ :]{1,3}(?P<why>[^\n]{3,300}?)(?: \*\*\*)?$",
+    r"(?<!potentially )(?<!possibly )(?<!probably )\b(?:due to|because(?: of)?|caused by|owing to"
+    r"|in response to)\b[ :]{1,3}(?P<why>[^\n]{3,300}?)(?: \*\*\*)?$",
     re.IGNORECASE,
 )
 """Why something ended, behind that it did."""

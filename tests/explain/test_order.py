@@ -244,6 +244,22 @@ def test_what_a_command_printed_is_not_later_than_the_lines_before_it(
     assert explained("step 1 | loss 2.1", full, command, told).slug == slug
 
 
+@pytest.mark.parametrize(
+    ("command", "says", "outcome"),
+    [
+        ("$ kubectl describe pod a-2", "terminated in response to imminent node shutdown", "found"),
+        ("$ kubectl describe pod a-2", "terminated in response to a failed job", "undecided"),
+        ("step 2 | loss 2.1", "terminated in response to imminent node shutdown", "undecided"),
+    ],
+)
+def test_a_status_that_a_command_printed_explains_what_stands_before_it(
+    command: str, says: str, outcome: str
+) -> None:
+    """It has no time; if it says why, and not only that something else failed."""
+    finding = explained("step 1 | loss 2.1", LOST, command, f"Message:    Pod was {says}.")
+    assert finding.outcome == outcome
+
+
 def test_a_line_without_a_stamp_is_no_older_than_the_lines_before_it() -> None:
     """Not as old as the last stamp of its own process, which may have been silent for hours."""
     finding = explained(
