@@ -182,6 +182,7 @@ def _struck(root: Event, case: Case) -> list[int]:
         (event.rank, event.slug in _OF_PEERS)
         for event in (*case.causes, *case.consequences)
         if event is not root and event.rank is not None and event.slug not in _LOST
+        and not (root.rank is None and are_alike(event, root))
         and (event.layer in _OF_RANKS or (event.frames and event.pattern != _ENDED))
     }  # fmt: skip
     # A collective fails in every rank when it does in one.

@@ -459,8 +459,9 @@ class Splitter:
     def _prefix(self, text: str) -> re.Match[str] | None:
         """Return the prefix that a line begins with; its first character tells which it may be."""
         head = text[:1]
-        if self.ranked and (match := RANKED.match(text)):
-            return match if same_digits(match[0]) in self.ranked else None
+        match = RANKED.match(text) if self.ranked else None
+        if match and same_digits(match[0]) in self.ranked:
+            return match
         if head == "[" and (match := _BRACKET.match(text)):
             return match
         if head == "(":

@@ -392,6 +392,22 @@ def test_an_exception_that_ranks_pass_on_is_of_the_rank_that_it_names() -> None:
     assert explained(*lines, passed.format("0, 1, 2, 3, 4, 5, 6, 7")).ranks == ()
 
 
+def test_who_is_known_of_those_that_say_the_same_is_not_all_of_them() -> None:
+    """One process has a rank and the other has none: both ranks of the host failed next."""
+    none = "gpu-1:9{0}:9{0} [{0}] x.c:7 NCCL WARN NET/OFI OFI fi_getinfo() call failed: No data"
+    error = (
+        "[rank{}]: torch.distributed.DistBackendError: NCCL error in: a.cpp:9, {}, NCCL version 2"
+    )
+    finding = explained(
+        *(f"rank={rank} local_rank={rank % 2} host=gpu-{rank // 2}" for rank in range(4)),
+        "rank=2 local_rank=0 pid=90 host=gpu-1",
+        *map(none.format, (1, 0)),
+        *(error.format(rank, "invalid usage (run with NCCL_DEBUG=WARN)") for rank in (2, 3)),
+        error.format(0, "remote process exited or there was a network error"),
+    )
+    assert (finding.ranks, finding.host) == ((2, 3), "gpu-1")
+
+
 GONE = "Oct  2 18:02:11 gpu-13 kernel: NVRM: Xid (PCI:0000:dc:00): 79, GPU has fallen off the bus."
 
 
