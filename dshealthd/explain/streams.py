@@ -67,7 +67,7 @@ _DIGIT = re.compile(
     r"(?:[ ]std(?:out|err)[ ][FP]|[ ]>>"
     # loguru
     r"|[ ]\|[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]*\|[ ][\w.<>]{1,100}:[\w.<>]{1,60}:\d+[ ]-"
-    r"|[ ]-[ ][\w.]{1,80}[ ]-[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]-)?"  # logging
+    r"|[ ]-[ ](?!rank)[\w.]{1,80}[ ]-[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]-)?"  # logging
     r"(?:[ ][-:|])?[ ]?"
     rf"(?:(?P<named>[\w.-]+)[ ](?P<tag>(?!{_CLASS}|\d+:)[\w.@-]+(?:\[\d+\])?):[ ](?:\[[ "
     r"]*\d+\.\d+\][ ])?)?"
