@@ -440,7 +440,9 @@ class Splitter:
                     stamp = name, part
                 elif name == "level":
                     level = value
-                elif name == "host" and (match.re is not RANKED or self.has_hosts):
+                elif name == "host" and (
+                    match.re is not RANKED or (self.has_hosts and is_name_of_host(value))
+                ):
                     host = part
             for group in found.keys() & {"named", "named_2"}:
                 named = begin + match.start(group)
