@@ -210,15 +210,17 @@ _GENERIC = frozenset(
     crash crashed unknown internal unexpected unhandled uncaught raised occurred happened
     encountered code codes status return returned returns exit exited non result success ok
     function call called api command process child task job run running worker rank operation
-    client server bad request url runtime value type system base assertion the and for with
-    from that this has have had was were are been but while when during into its your please see
-    not did does terminated killed died signal unexpectedly""".split()  # noqa: SIM905
+    client server service gateway bad request url runtime value type system base assertion the and
+    for with from that this has have had was were are been but while when during into its your
+    please see not did does terminated killed died signal unexpectedly unavailable""".split()  # noqa: SIM905
 )
 """Words that say that something failed, of whatever kind, and those that say nothing."""
 _CONTENT = 2
 """Words that say why: "permission denied" and "no space left" have as many, a code has none."""
 _WORD = re.compile(r"(?<![\w./:=-])[A-Za-z][a-z]{2,}(?![\w/=(]|[.:]\w)")
 """A word of prose: no name, symbol, path, number, setting or acronym."""
+_ELSEWHERE = re.compile(r"\bfor more (?:details|information)\b.*", re.IGNORECASE)
+"""Where to read on."""
 _CODE = re.compile(
     r"(?i:err(?:or)?|status|ret(?:urned|code)?|result|\brc)(?i: ?code)?\b"
     r"(?:: |[ =:(]|\bis\b){1,3}-?(?:0x)?\d"
@@ -300,7 +302,8 @@ def is_orderly(text: str) -> bool:
 
 def is_hollow(text: str) -> bool:
     """Return whether a message only says that something failed, in names, codes and symbols."""
-    told = sum(word.lower() not in _GENERIC for word in _WORD.findall(text))
+    words = _WORD.findall(_ELSEWHERE.sub("", text))
+    told = sum(word.lower() not in _GENERIC for word in words)
     return told < _CONTENT and text.isascii() and "assert " not in text
 
 

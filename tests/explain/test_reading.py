@@ -297,8 +297,10 @@ def test_of_a_chain_the_first_that_says_something_is_quoted(first: str, quoted: 
 
 
 @pytest.mark.parametrize(
-    "text", ["Permission denied", "No space left on device", "шина отвалилась", "key not in map"]
-)
+    "text",
+    ["Permission denied", "No space left on device", "шина отвалилась", "key not in map",
+     "the device is busy or unavailable", "401 Client Error: Unauthorized for url: http://r/a"],
+)  # fmt: skip
 def test_a_message_that_says_why_is_not_hollow(text: str) -> None:
     """However short, and in any language."""
     assert not remarks.is_hollow(f"RuntimeError: {text}")
@@ -307,7 +309,9 @@ def test_a_message_that_says_why_is_not_hollow(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "5", "x_y failed: ok=False", "error in: a/b.cpp:64, code 11", "/a/b: internal error",
-     "Command '['ninja', '-v']' returned non-zero exit status 1."],
+     "Command '['ninja', '-v']' returned non-zero exit status 1.",
+     "502 Server Error: Bad Gateway for url: http://router:8000/v1/completions",
+     "503 Service Unavailable\nFor more information check: https://developer.mozilla.org/503"],
 )  # fmt: skip
 def test_names_codes_and_symbols_say_nothing(text: str) -> None:
     """Nor do the words that say that something failed."""
