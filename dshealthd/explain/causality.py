@@ -110,7 +110,7 @@ def _first_failure(case: Case) -> order.Span | None:
     first: dict[int, Event] = {}
     times = []
     for event in case.causes:
-        is_job = event.layer in {"program", "communication", "launcher"}
+        is_job = event.layer in {"program", "communication", "launcher"} or event.is_effect
         if not is_job or event.time is None or event.of_kernel:
             continue
         times.append(event.time)

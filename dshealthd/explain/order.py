@@ -48,7 +48,8 @@ class Rule(NamedTuple):
 RULES = (
     Rule(
         "a scheduler's reason, while nothing had failed, explains all that follows", 0,
-        lambda event, case, _: event.layer == "scheduler" and not _comes_after(event, case),
+        lambda event, case, _: (event.layer == "scheduler" or remarks.is_row(event.place.quote))
+        and not _comes_after(event, case),
     ),
     Rule(
         "a fault long before or after the first failure has nothing to do with it", NOTHING,
@@ -81,7 +82,6 @@ def key(event: Event, first: Span | None, case: Case) -> tuple[object, ...]:
     # Who sends a signal has a reason.
     is_signal = event.layer == "scheduler" and event.signal > 0
     where, weak = place(event, first, case), event.weak or is_signal
-    where = _LAYERS["hardware"] if is_signal and not where else where
     is_program = where == _LAYERS["program"]
     return (
         where, weak and not is_program, not event.first,

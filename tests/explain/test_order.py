@@ -35,12 +35,17 @@ BROKEN = (
     "failed : Broken pipe"
 )
 HOLLOW = "(Trainer pid=6610) RuntimeError: update_weights failed: success=False"
+TOLD = "2026-01-05 10:00:00,123 WARNING Received 15 death signal, shutting down workers"
+TAKEN = "4m  Normal  TaintManagerEviction  pod/a-0  Marking for deletion Pod ml/a-0"
 SCENES = [
     (0, [CANCELED, OOM], "job-ended"),
+    (0, [TOLD, TAKEN], "node-failed"),
     (0, [OOM, CANCELED], "cuda-oom"),
     (1, [XID.format("09:58"), TIMED], "gpu-lost"),
     (1, [XID.format("09:46"), TIMED], "gpu-lost"),
     (1, [XID.format("09:45"), TIMED], "cuda-oom"),
+    (1, [XID.format("09:46"), TOLD], "gpu-lost"),
+    (1, [XID.format("09:44"), TOLD], "job-ended"),
     (1, [TIMED, XID.format("10:02")], "gpu-lost"),
     (1, [TIMED, XID.format("10:03")], "cuda-oom"),
     (2, [BROKEN, LATE], "nccl-remote-error"),  # by more than the clocks may differ, and 30 s
