@@ -18,7 +18,7 @@ from dshealthd.explain.patterns import load, said
 from dshealthd.explain.remarks import is_row
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dshealthd.explain.facts import Failure
 
@@ -362,6 +362,7 @@ def _signal(event: Event) -> str:
 def _sort(case: Case) -> None:
     """Sort events into causes, consequences, and errors that the job recovered from."""
     found = case.found
+    ends = _first_ends(case)
     for event in found.events:
         facts = found.sources[event.origin.source]
         if event.role == "loss":
@@ -371,7 +372,7 @@ def _sort(case: Case) -> None:
         elif (
             event.role == "consequence"
             or (event.slug == "rendezvous-unreachable" and event.progress)
-            or (event.layer == "scheduler" and event.is_effect and _follows_an_end(event, case))
+            or (event.layer == "scheduler" and event.is_effect and _follows_an_end(event, ends))
         ):
             case.consequences.append(event)
         elif event.role == "cause":
@@ -383,17 +384,24 @@ def _sort(case: Case) -> None:
                 case.failed.add(event.rank)
 
 
-def _follows_an_end(event: Event, case: Case) -> bool:
+def _first_ends(case: Case) -> dict[tuple[int, int], dict[int, int]]:
+    """Return where processes first ended, by signal, 0 for an exit code of their own: for each file
+    and number of lines of progress before.
+    """
+    ends: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+    for event in case.told:
+        if event.fields.get("exit", "0") != "0":
+            first = ends[event.origin.source, event.progress]
+            first[event.signal] = min(event.order, first.get(event.signal, event.order))
+    return ends
+
+
+def _follows_an_end(event: Event, ends: Mapping[tuple[int, int], Mapping[int, int]]) -> bool:
     """Return whether another part of the job ended before a signal came, and not of that signal:
     its launcher sent it, unless the job went on in between.
     """
-    return any(
-        one.fields.get("exit", "0") != "0"
-        and one.signal != event.signal
-        and (one.origin.source, one.progress) == (event.origin.source, event.progress)
-        and one.order < event.order
-        for one in case.told
-    )
+    before = ends.get((event.origin.source, event.progress), {})
+    return any(order < event.order for number, order in before.items() if number != event.signal)
 
 
 def _index(case: Case) -> None:
