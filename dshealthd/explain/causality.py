@@ -139,13 +139,13 @@ def _stated(found: Sequence[Event], case: Case) -> Event | None:
     root = found[0] if found else None
     said = standing(case, near=root if root is not None and root.is_hollow else None)
     if root is not None and root.is_hollow:  # `_beneath` reads the others
-        # After a stack, another process only says what followed from it.
-        own = root.origin if root.frames and root.origin.labeled else None
+        # After a rank's stack, the launcher only says what followed from it.
+        is_own = bool(root.frames) and root.origin.labeled
         said = [
             kept
             for kept in said
             if not kept.event.of_kernel
-            and (own in {None, kept.event.origin} or precedes(kept.event, root))
+            and (not is_own or kept.event.origin.labeled or precedes(kept.event, root))
         ]
     if root is not None and root.layer in {"scheduler", "communication"}:
         said = [kept for kept in said if _may_explain(kept.event, root, case)]

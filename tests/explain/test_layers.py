@@ -158,15 +158,17 @@ def test_a_signal_after_an_end_follows_from_it(ends: list[str], says: str) -> No
     assert finding.statement.startswith(says)
 
 
-@pytest.mark.parametrize(("who", "is_content"), [("", False), ("[rank2]: ", True)])
-def test_what_another_process_says_after_a_stack_is_not_its_content(
+@pytest.mark.parametrize(
+    ("who", "is_content"), [("", False), ("[rank2]: ", True), ("(Engine pid=7) ", True)]
+)
+def test_what_a_launcher_says_after_a_stack_is_not_its_content(
     who: str, *, is_content: bool
 ) -> None:
-    """However little the exception says, and however much the launcher's last line."""
+    """However little the exception says; what a server says may only be printed later."""
     stack = ("Traceback (most recent call last):", '  File "a.py", line 3, in f', "KeyError: 'x'")
     lines = [f"[rank2]: {line}" for line in stack]
-    finding = explained("step 8 | loss 2", *lines, f"{who}group lost, attempt 1 is over")
-    assert ("group lost" in finding.statement) == is_content
+    finding = explained("step 8 | loss 2", *lines, f"{who}the gang failed, attempt 1 of 1")
+    assert ("the gang" in finding.statement) == is_content
 
 
 @pytest.mark.parametrize(
