@@ -231,7 +231,8 @@ class Splitter:
         )
         self.is_stamped = len(sample) > ENOUGH and stamps >= NEARLY_ALL * len(sample)
         self.is_stamped |= any('  File "' in line and _DIGIT.match(line) for line in sample)
-        begins = [match.end() if (match := _DIGIT.match(line)) else 0 for line in sample]
+        stamped = [_DIGIT.match(line) or _LETTER.match(line) for line in sample]
+        begins = [match.end() if match else 0 for match in stamped]
         ranked = [
             None if self._prefix(line[at:]) else RANKED.match(line, at)
             for line, at in zip(sample, begins, strict=True)

@@ -503,6 +503,7 @@ def test_a_stream_s_last_part_is_a_host_that_lines_name(
         ("gpu-{}/rank{}          | {}", (), None),
         ("[rank {1}|gpu-{0}] {2}", (11,), "gpu-13"),
         ("(gpu-{}, rank {}) {}", (11,), "gpu-13"),
+        ("I0105 10:00:00.123 99 x.py:3] [rank {1} on gpu-{0}] {2}", (11,), "gpu-13"),
         ("[rank {1}|epoch{0}] {2}", (11,), None),
         ("gpu-{} rank{} {}", (11,), "gpu-13"),
         ("2026-01-05 10:00:00,500 - rank{1} - INFO - {2}", (11,), None),
