@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks
-from dshealthd.explain.case import are_near
+from dshealthd.explain.case import MISMATCH, are_near
 from dshealthd.explain.events import listed
 from dshealthd.explain.facts import SEVERAL
 from dshealthd.explain.group_verdicts import MAX_SIZE, is_part_of_job
@@ -88,6 +88,9 @@ def accused(
             return (blocked,), own[:4], f"rank {blocked}: {root.says}"
         if verdicts:
             return _without_culprit(case, verdicts[0])
+    is_own = root.pattern != MISMATCH and root.slug not in _OF_PEERS
+    if is_own and (struck := _struck(root, case)):
+        return tuple(struck), tuple(proof), root.says
     absent = absent_ranks(case)
     if absent:
         text = f"{root.says}; only {listed(absent)} reported no failure"
@@ -172,6 +175,7 @@ def _struck(root: Event, case: Case) -> list[int]:
         (event.rank, event.slug in _OF_PEERS)
         for event in (*case.causes, *case.consequences)
         if event is not root and event.rank is not None and event.slug not in _LOST
+        and not (root.rank is None and are_alike(event, root))
         and (event.layer in _OF_RANKS or (event.frames and event.pattern != _ENDED))
     }  # fmt: skip
     # A collective fails in every rank when it does in one.

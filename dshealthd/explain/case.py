@@ -13,11 +13,12 @@ from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Event, Origin, Stamp
 from dshealthd.explain.facts import Recognized
 from dshealthd.explain.identities import Identities
-from dshealthd.explain.names import bound, numbers
+from dshealthd.explain.names import bound, named, numbers, spoken_rank
 from dshealthd.explain.patterns import load, said
+from dshealthd.explain.remarks import is_row
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dshealthd.explain.facts import Failure
 
@@ -89,10 +90,14 @@ class Case:
     def ended_well(self, event: Event) -> bool:
         """Return whether the job ended well after a line.
 
-        A kernel's log that somebody has appended stands behind that end, but is older.
+        A kernel's log or a table that somebody has appended stands behind that end, but is older.
         """
         facts = self.found.sources[event.origin.source]
         if event.last_order < facts.finished:
+            return True
+        if is_row(event.place.quote) and (
+            facts.finished or self.identities.is_strange(named(event.place.quote).get("pod"))
+        ):
             return True
         if facts.finished_at is None or event.time is None or not event.exact:
             return False
@@ -129,6 +134,9 @@ def _place(case: Case, year: int) -> None:
         event.rank = identities.rank(event.origin)
         if event.rank is None and "local" in fields:
             event.rank = identities.rank(event.origin._replace(local=int(fields["local"])))
+        if event.rank is None:
+            event.rank = _of_watchdog(event.place.quote)
+            identities.place(event.rank, identities.home(event.origin))
         if "rank" in fields and event.rank is None:
             event.rank = int(fields["rank"])
         if "rank_other" in fields and event.rank is not None:
@@ -143,6 +151,8 @@ def _place(case: Case, year: int) -> None:
         above = identities.above(event.origin.source, event.order)
         before = identities.before(event.place.quote)
         identities.place(event.rank, before)
+        if event.last is not None and identities.before(event.last.quote) != before:
+            before, event.is_of_several = None, True
         event.host = (
             fields.get("host")
             or identities.home(event.origin)
@@ -163,6 +173,14 @@ def _place(case: Case, year: int) -> None:
         if event.rank is not None:
             case.seen |= {event.rank, *event.ranks}
     _place_statements(case)
+
+
+def _of_watchdog(quote: str) -> int | None:
+    """Return the rank that a watchdog's line is from; None if it is of another group, or no such
+    line.
+    """
+    said = spoken_rank(quote) if "(default_pg) " in quote else {}
+    return int(said["rank"]) if said else None
 
 
 def _place_statements(case: Case) -> None:
@@ -305,14 +323,17 @@ def _signal(event: Event) -> str:
 def _sort(case: Case) -> None:
     """Sort events into causes, consequences, and errors that the job recovered from."""
     found = case.found
+    ends = _first_ends(case)
     for event in found.events:
         facts = found.sources[event.origin.source]
         if event.role == "loss":
             is_few = event.count < load().by_id(event.pattern).least
             is_over = is_few or event.last_order < facts.finite
             (case.recovered if is_over else case.causes).append(event)
-        elif event.role == "consequence" or (
-            event.slug == "rendezvous-unreachable" and event.progress
+        elif (
+            event.role == "consequence"
+            or (event.slug == "rendezvous-unreachable" and event.progress)
+            or (event.layer == "scheduler" and event.is_effect and _follows_an_end(event, ends))
         ):
             case.consequences.append(event)
         elif event.role == "cause":
@@ -320,6 +341,26 @@ def _sort(case: Case) -> None:
                 case.recovered.append(event)
                 continue
             case.causes.append(event)
+
+
+def _first_ends(case: Case) -> dict[tuple[int, int], dict[int, int]]:
+    """Return where processes first ended, by signal, 0 for an exit code of their own: for each file
+    and number of lines of progress before.
+    """
+    ends: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+    for event in case.told:
+        if event.fields.get("exit", "0") != "0":
+            first = ends[event.origin.source, event.progress]
+            first[event.signal] = min(event.order, first.get(event.signal, event.order))
+    return ends
+
+
+def _follows_an_end(event: Event, ends: Mapping[tuple[int, int], Mapping[int, int]]) -> bool:
+    """Return whether another part of the job ended before a signal came, and not of that signal:
+    its launcher sent it, unless the job went on in between.
+    """
+    before = ends.get((event.origin.source, event.progress), {})
+    return any(order < event.order for number, order in before.items() if number != event.signal)
 
 
 def _index(case: Case) -> None:

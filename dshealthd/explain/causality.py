@@ -119,7 +119,7 @@ def _first_failure(case: Case) -> float | None:
     times = [
         event.time
         for event in case.causes
-        if event.layer in {"program", "communication", "launcher"}
+        if (event.layer in {"program", "communication", "launcher"} or event.is_effect)
         and event.time is not None
         and not event.of_kernel
     ]
@@ -144,7 +144,14 @@ def _stated(found: Sequence[Event], case: Case) -> Event | None:
     root = found[0] if found else None
     said = standing(case, near=root if root is not None and root.is_hollow else None)
     if root is not None and root.is_hollow:  # `_beneath` reads the others
-        said = [kept for kept in said if not kept.event.of_kernel]
+        # After a rank's stack, the launcher only says what followed from it.
+        is_own = bool(root.frames) and root.origin.labeled
+        said = [
+            kept
+            for kept in said
+            if not kept.event.of_kernel
+            and (not is_own or kept.event.origin.labeled or precedes(kept.event, root))
+        ]
     if root is not None and root.layer in {"scheduler", "communication"}:
         said = [kept for kept in said if _may_explain(kept.event, root, case)]
     confirmed = any(is_telling(event, case) for event in (*found, *case.consequences))
@@ -155,11 +162,12 @@ def _stated(found: Sequence[Event], case: Case) -> Event | None:
 
 def _may_explain(event: Event, noticed: Event, case: Case) -> bool:
     """Return whether a line may say why a peer was lost, or a job ended: it stands or was before
-    the report of that, or another rank says it that has lost nobody.
+    the report of that, is of a table printed later, or another rank says it that has lost nobody.
     """
     is_timed = event.time is not None and noticed.time is not None
     is_sooner = is_timed and (event.time or 0.0) < (noticed.time or 0.0)
-    if precedes(event, noticed) or (event.layer == "hardware" and is_sooner):
+    is_table = remarks.is_row(event.place.quote) or (case.is_foreign(event) and not event.exact)
+    if precedes(event, noticed) or (event.layer == "hardware" and is_sooner) or is_table:
         return True
     reporters = {one.rank for one in case.causes if one.pattern == noticed.pattern}
     return noticed.layer == "communication" and event.rank not in {None, *reporters}
@@ -239,7 +247,8 @@ def _place(event: Event, first: float | None, case: Case) -> int:
     """Return where an event stands in the order; `first` is when the job first failed."""
     layer = "loss" if event.role == "loss" else event.layer
     # A scheduler's reason, while nothing had failed, explains all that follows.
-    if layer == "scheduler" and not _comes_after(event, case):
+    is_reason = layer == "scheduler" or remarks.is_row(event.place.quote)
+    if is_reason and not _comes_after(event, case):
         return 0
     # A fault long before or after the first failure has nothing to do with it, and a program's
     # failure after the communication broke follows from that.

@@ -20,20 +20,23 @@ launchers add lines of their own."""
 TASK = re.compile(r"[ ]*(?:(?P<task>\d{1,6}):|\[(?P<task_2>\d{1,6})\]:?)(?:[ ]|$)")
 """As srun and Hydra number the tasks before their lines."""
 RANKED = re.compile(
-    r"[\[(<|]?(?:(?P<host>[\w.-]{0,62}\d[\w.-]{0,62})[/ :@|]{1,3}|node[ =:]?\d{1,6}[ ,]{1,2}"
-    r"|(?:\w+ ?[:|] ?){1,3}[\[(]?)?"
+    r"[\[(<|]?(?:(?P<host>[\w.-]{0,62}\d[\w.-]{0,62})[/ :@|,\[(<>]{1,3}"
+    r"|node[ =:]?\d{1,6}[ ,]{1,2}|(?:\w+ ?[:|] ?){1,3}[\[(]?)?"
     r"(?:global[ _-]?)?(?:[Rr]ank|RANK)[ :=_-]{0,2}(?P<rank>\d{1,6})(?:/\d{1,6})?"
-    r"(?:[ ,]{1,2}host=(?P<host_2>[\w.-]+))?"
-    r"(?:[\])>:|]{1,2}| [|>-](?= )|(?= \w+=))(?:[ ]|$|(?=\[))"
+    r"(?:(?:[ ,]{1,2}host=|[@|]| on )(?P<host_2>[\w.-]*\d[\w.-]*))?"
+    r"(?:[\])>:|]{1,2}[ ]{1,8}[|>-](?= )|[\])>:|]{1,2}|\s{1,8}[|>-](?= )|(?= \w+=))(?:[ ]|$|(?=\[))"
     r"|(?P<host_3>[A-Za-z][\w.-]{0,62}\d[\w.-]{0,62}|\d{1,3}(?:\.\d{1,3}){3})"
-    r"[ ]r(?P<rank_2>\d{1,6})(?:[ ]|$)"
+    r"[ ]r(?:ank)?(?P<rank_2>\d{1,6})(?:[ ]|$)"
 )
 """A rank before every line, as any logger may put it, and a host beside it."""
 NODE = re.compile(
-    r"\[?(?P<host>[A-Za-z][\w.-]*\w|\d{1,3}(?:\.\d{1,3}){3})"
-    r"(?::|\]|(?: \S{1,63})? {1,40}[|>]| (?P<container>[a-z][a-z\d-]{1,62}))(?:[ ]|$|(?=\[))"
+    r"\[?(?P<path>(?:[A-Za-z][\w.-]{0,62}[/@]){1,4})?"
+    r"(?P<host>[A-Za-z][\w.-]*\w|\d{1,3}(?:\.\d{1,3}){3})"
+    r"(?::|\]|(?: \S{1,63})? {1,40}[|>]|(?(path)|(?!))| (?P<container>[a-z][a-z\d-]{1,62}))"
+    r"(?:[ ]|$|(?=\[))"
 )
-"""A node or pod before every line, as pdsh, compose, stern and loggers of launchers put it."""
+"""A node or pod before every line, as pdsh, compose, stern, loggers of launchers, and collectors
+that name a stream (`job/container/host`) put it."""
 ENOUGH = 4
 """A file must have more lines than this to tell a prefix from what its lines say."""
 _UNNAMED = re.compile(

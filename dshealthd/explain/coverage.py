@@ -159,8 +159,10 @@ class Coverage:
         latest: dict[int, float] = {}
         found = set()
         times = [(event.origin.source, event.time) for event in self._reports]
+        # A kernel's log that somebody has appended is older, and of no rank.
+        forms = {"iso", "glog", *(event.stamp.form for event in self._reports if event.stamp)}
         for source in self._reporters:
-            if (final := self._sources[source].final) is not None:
+            if (final := self._sources[source].final) is not None and final.form in forms:
                 times += [
                     (source, self._until.get(source)),
                     (source, clocks.seconds(final, self._year)),

@@ -30,10 +30,11 @@ LAYERS = ("hardware", "scheduler", "program", "communication", "launcher")
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "/bin/", "pydantic/")
 
 _LEVELS_LIKE = re.compile(
-    r"\d+(?:[.:]\d+){0,2}|(?:rank|default|epoch|step|iter)[-_]?\d+"
+    r"\d+(?:[.:]\d+){0,2}|(?:rank|default|epoch|step|iter)[-_]?\d+|(?:GPU|[CDEPT]P|[A-Z]|r)\d{1,3}"
     r"|v\d[\w.]*|[\w.-]*\.(?:py|cc?|cpp|cu|h|so|log|json|out|yaml)(?:[:.]\d+)*"
 )
-"""Numbers, ranks, steps, releases and files, at the place of a host's name."""
+"""Numbers, ranks (also as `r3`, `W3`, `GPU3`, `TP3`), steps, releases and files, at the place of a
+host's name."""
 
 
 class Place(NamedTuple):

@@ -242,6 +242,8 @@ class Recognized:
         if origin.rank is None:
             return
         self.see(origin.rank)
+        if origin.pid is not None:
+            _add(self.ranks_by_prefix, (source, origin.pid), origin.rank)
         if origin.local is not None:
             _add(self.ranks_by_local, (source, origin.task, origin.local), origin.rank)
         if origin.task is not None:

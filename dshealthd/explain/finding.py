@@ -120,6 +120,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
     if not ordered:
         return _without_cause(case)
     root = ordered[0]
+    _follow_end(root, case)
     _adopt(root, case)
     verdicts = _judged(case) if root.is_timeout else []
     ranks, proof, says = accused(root, case, verdicts)
@@ -218,8 +219,9 @@ def _is_shared(root: Event, ranks: Sequence[int], says: str, case: Case) -> bool
         return True
     if ranks:
         return False
-    is_programs = root.pattern == STATED and root.layer == "program"
-    if is_programs and remarks.is_of_others(root.place.quote):  # it speaks of another process
+    quote = root.place.quote
+    is_programs = root.pattern == STATED and root.layer == "program" and not remarks.is_row(quote)
+    if is_programs and remarks.is_of_others(quote):  # it speaks of another process
         return True
     hosts = {one.host for one in case.causes if are_alike(one, root)} - {None}
     return len(hosts) > 1 or root.is_timeout or _only_noticed(root, case)
@@ -237,6 +239,22 @@ def _sender(host: str | None) -> str:
     """Return which logs say who ended a process by a signal, and why."""
     node = host or "the process's node"
     return f"the kernel's log of {node} and the scheduler's at that time: who sent the signal, why"
+
+
+def _follow_end(root: Event, case: Case) -> None:
+    """Give a statement the ranks that ended first, and their host: what failed first ends before
+    those that waited for it, or lost it, and alone ends by itself where all others are ended.
+    """
+    ends = [one for one in case.causes if one.layer == "launcher" and precedes(root, one)]
+    ends.sort(key=lambda one: one.order)
+    waited = [one.order for one in case.causes if one.layer == "communication"]
+    own = [one for one in ends if one.fields.get("exit", "0") != "0" and not one.signal]
+    is_alone = len(ends) > 1 and own == ends[:1]
+    is_first = len(ends) > 1 and any(ends[0].order < at < ends[1].order for at in waited)
+    is_there = root.host in {None, ends[0].host} if is_alone or is_first else False
+    is_open = root.pattern == STATED or (is_alone and root.layer in {"hardware", "program"})
+    if is_open and is_there and root.rank in {None, *ends[0].ranks}:
+        root.rank, root.ranks, root.host = ends[0].rank, ends[0].ranks, ends[0].host
 
 
 def _adopt(root: Event, case: Case) -> None:
@@ -304,8 +322,8 @@ def _judged(case: Case) -> list[GroupVerdict]:
 
 def _speaks_of_others(root: Event, ranks: Sequence[int], case: Case) -> bool:
     """Return whether who reports a cause is not to blame for it."""
-    if ranks:
-        return root.rank not in {None, *ranks}
+    if ranks:  # who waits for others says so, whichever rank it is
+        return root.rank not in ({*ranks} if root.is_timeout else {None, *ranks})
     return root.pattern == MISMATCH or _only_noticed(root, case)
 
 
@@ -367,7 +385,11 @@ def _without_cause(case: Case) -> Finding:
             missing=("the logs of the ranks: did the job hang at all, and why?",),
             verdicts=tuple(hung),
         )  # fmt: skip
-    telling = [event for event in case.consequences if is_telling(event, case)]
+    # A signal that came after an end says less than that.
+    telling = [
+        event for event in case.consequences
+        if event.layer != "scheduler" and is_telling(event, case)
+    ]  # fmt: skip
     # What is no mere hint says more, and so does what came first.
     telling.sort(key=lambda event: (event.weak, event.layer == "launcher"))
     if telling:

@@ -96,9 +96,16 @@ class Identities:
         """Return whether nothing shows that there are several nodes: no launchers, hosts, node that
         begins with another rank than 0, or rank within the node in two logs.
         """
+        locals_ = [
+            one
+            for source, facts in enumerate(self._found.sources)
+            if self._folder(source) is None
+            for one in {(of.task, of.local) for of in facts.origins if of.local is not None}
+        ]
         return (
             max(len(self._found.launchers), len(self._homes)) < 2  # noqa: PLR2004
             and not any(map(any, self._first.values()))
+            and len(locals_) == len(set(locals_))
         )
 
     def _learn_failures(self) -> None:
@@ -281,6 +288,11 @@ class Identities:
             form = same_digits(host)
             host = only({word for word in map(short, words) if same_digits(word) == form} | hosts)
         return only(words & self._found.nodes.keys()) or host
+
+    def is_strange(self, pod: str | None) -> bool:
+        """Return whether a pod begins with another word than any that other lines know."""
+        known = {re.split(r"[\d-]", name)[0] for name in (*self._names, *self._found.nodes)}
+        return pod is not None and bool(known) and re.split(r"[\d-]", pod)[0] not in known
 
     def before(self, quote: str) -> str | None:
         """Return the pod or host that a line begins with, if other lines know it."""

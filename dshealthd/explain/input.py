@@ -325,15 +325,29 @@ def _lines(segment: bytes, number: int, statistics: Statistics) -> Iterator[Raw]
             yield Raw(number + offset, text)
 
 
-def lines(text: str) -> list[str]:
-    """Return a JSON log record's message as lines; the line itself if it is not a record."""
+def _record(text: str) -> dict[str, Any] | None:
+    """Return a JSON log record; None if it is truncated, or a dictionary that a program printed."""
     if not text.startswith("{") or not any(key in text for key in _KEYS):
-        return [text]
+        return None
     try:
         record = json.loads(text)
     except (ValueError, ArithmeticError, RecursionError):
-        return [text]  # truncated, or a dictionary that a program printed
-    message = next((record[name] for name in _MESSAGES if name in record), None)
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _message(record: dict[str, Any]) -> Any:
+    return next((record[name] for name in _MESSAGES if name in record), None)
+
+
+def lines(text: str) -> list[str]:
+    """Return a JSON log record's message as lines; the line itself if it is not a record."""
+    if (record := _record(text)) is None:
+        return [text]
+    message = _message(record)
+    if isinstance(message, str) and (inner := _record(message)) is not None:
+        # A collector's record of the one that a logger has written.
+        record, message = record | inner, _message(inner)
     if isinstance(message, dict) and isinstance(error := message.get("extraInfo"), dict):
         message = error.get("py_callstack")  # torchrun's error file
     if isinstance(message, list):  # journald's form of a message that is not UTF-8

@@ -46,7 +46,7 @@ _NAMES = re.compile(
     r"?(?:[KMG]i?B|%|x\b))"
     r"|(?<![\w.])(?P<device>mlx5_\d{1,3}(?::\d)?|bnxt_re\d{1,2}|efa_\d{1,2}|hfi1_\d{1,2}"
     r"|nvme\d{1,2}n\d(?:p\d{1,2})?|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)(?![\w.])"
-    r"|\bpods?(?:[ /]|=\"?)(?P<pod>[a-z\d][a-z\d.-]{1,62}+)(?![\w'])"
+    r"|(?<!by )\bpods?(?:[ /]|=\"?)(?P<pod>[a-z\d][a-z\d.-]{1,62}+)(?![\w'])"
 )
 _BOUND = re.compile(r"\b[Bb]ind (?:to|on) (?!0\.|127\.)(\d{1,3}(?:\.\d{1,3}){3})\b")
 """An address that a process binds, which is its own."""

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from dshealthd.explain.statements import Statement
 
 CHATTER = 3
-"""Times that a remark is made, with healthy lines in between, that show it to be chatter."""
+"""Times that a process makes a remark, with healthy lines in between, that show it to be
+chatter."""
 WORTH_READING = 3
 """Lines that somebody can be asked to read."""
 PATTERN = "child-failed/stated"
@@ -49,7 +50,10 @@ def standing(case: Case, near: Event | None = None) -> list[Statement]:
                 continue
             if weight in {remarks.HINTS, remarks.SAYS} and (
                 facts.alive > event.last_order
-                or (event.count >= CHATTER and (kept.calm > kept.first_calm or event.of_kernel))
+                or (
+                    event.count >= CHATTER * len(kept.origins)
+                    and (kept.calm > kept.first_calm or event.of_kernel)
+                )
             ):
                 continue
             found.append(kept)

@@ -485,7 +485,9 @@ class Reader:
         text = traceback.text
         chosen, fields = None, {}
         for pattern in self._parent.patterns.candidates(bare(text)):
-            if pattern.role != "loss" and (match := _fullest(pattern, text)):
+            # What a process still says at its end may stand below its exception.
+            told = text.partition("\n")[0] if pattern.role == "consequence" else text
+            if pattern.role != "loss" and (match := _fullest(pattern, told)):
                 chosen, fields = pattern, match.groupdict()
                 break
         place, line = traceback.place, traceback.line

@@ -29,14 +29,14 @@ WORDS = (
     "ABORT", "rash", "xception", "anic", "illed", "KILLED", "imed out", "imes out", "imeout",
     "annot ", "an't ", "ould not", "ouldn't", "nable to", "enied", "DENIED", "efused", "nreachable",
     "o such ", "ot found", "NOT FOUND", "nvalid", "INVALID", "llegal", "ncaught", "nhandled",
-    "orrupt", " stuck", " hung", " hang", " lost", " died", " dead", "xceed", "nsufficient",
-    "ot enough", "ut of memory", "OOM", "victed", "reempted", "PREEMPT", "ackOff", "ack-off",
-    "nhealthy", "ot ready", "NotReady", "erminated", "ancelled", "CANCELLED", "anceled",
-    "core dump", "egfault", "egmentation", "us error", "navailable", "isconnect", "ismatch",
-    "nresponsive", "ncorrectable", "ssertion", "igquit", "SIGTERM", "SIGKILL", "SIGSEGV",
+    "orrupt", " stuck", "talled", "o progress", " hung", " hang", " lost", " died", " dead",
+    "xceed", "nsufficient", "ot enough", "ut of memory", "OOM", "victed", "reempted", "PREEMPT",
+    "ackOff", "ack-off", "nhealthy", "ot ready", "NotReady", "erminated", "ancelled", "CANCELLED",
+    "anceled", "core dump", "egfault", "egmentation", "us error", "navailable", "isconnect",
+    "ismatch", "nresponsive", "ncorrectable", "ssertion", "igquit", "SIGTERM", "SIGKILL", "SIGSEGV",
     "SIGABRT", "SIGQUIT", "non-zero", "closed", "exit code", "xit Code", "eturn code",
-    "exited with", "exit status", "blocked for more", "rrImagePull", "Normal ",
-    "xpelled", "xpired", " fault", "t match", " reset", "imedout", "NCCL WARN",
+    "exited with", "exit status", "blocked for more", "rrImagePull", "Normal ", "xpelled", "xpired",
+    " fault", "t match", " reset", "imedout", "NCCL WARN",
 )  # fmt: skip
 """Each remark has one of these: what the search through all lines of a log looks for."""
 _LEVEL = re.compile(
@@ -54,8 +54,9 @@ _FAILURES = (
     r"errors?|fail(?:ed|ures?|s|ing)?|abort(?:ed|ing|s)?|crash(?:ed|es|ing)?|exceptions?"
     r"|panic(?:ked)?|killed|timed[ -]?out|times out|time-?outs?|cannot|can't|can not"
     r"|could(?: not|n't)|unable to|denied|refused|rejected|unreachable|no such|not found|invalid"
-    r"|illegal|corrupt(?:ed|ion)?|stuck|hangs?|hung|lost|dead|died|exceed(?:ed|s)?|insufficient"
-    r"|not enough|out of memory|oom[- ]?kill(?:ed|er|ing)?|evicted|preempted|preemption|back-?off"
+    r"|illegal|corrupt(?:ed|ion)?|stuck|stalled|no progress|hangs?|hung|lost|dead|died"
+    r"|exceed(?:ed|s)?|insufficient|not enough|out of memory|oom[- ]?kill(?:ed|er|ing)?|evicted"
+    r"|preempted|preemption|back-?off"
     r"|unhealthy|not ready|terminated|\w{0,30}backoff|errimagepull|oomkilled|cancell?ed|unavailable"
     r"|disconnected|mismatch(?:ed|es)?|expelled|expired|do(?:es)?(?:n't| not) match"
     r"|(?:engine|gpu|device|controller|adapter|firmware) reset|fault(?:s|ed)?(?! toleran)"
@@ -137,8 +138,10 @@ _AFTER_TYPE = (
     r"\s+(?P<reason>[A-Z][A-Za-z]{3,40})\s+"
     r"(?:(?:[\dsmhd]+|<\w+>)(?: \(x\d+ over \w+\))?\s+\S+|[\w.-]+/\S+)\s+(?P<message>\S.*)"
 )
-EVENT = re.compile(r"(?:^|\s)Warning" + _AFTER_TYPE)
-"""A row of Kubernetes' events that warns."""
+_TAKEN = re.compile(r"\w*(?:Evict|Preempt|Shutdown|Interrupt)")
+"""A reason that takes a pod or a node from the job, whatever its message says."""
+EVENT = re.compile(rf"(?:^|\s)(?:Warning|Normal(?=\s+{_TAKEN.pattern}))" + _AFTER_TYPE)
+"""A row of Kubernetes' events that warns, or that has such a reason."""
 _ROW = re.compile(r"(?:^|\s)(?:Warning|Normal)" + _AFTER_TYPE)
 WENT_ON = re.compile(r"(?:^|\s)Normal\s+(?:Scheduled|Pulled|Created|Started)\s")
 """A row that shows that a pod got on."""
@@ -171,8 +174,8 @@ _WRAPS = re.compile(
     rf"\b{_PROCESSES}\b|^(?:task|step|job|process|rank)s? \S{{1,60}}: |^\*\*\* (?:STEP|JOB) "
     r"|^\S{1,200} FAILED$"
     # What was done about it.
-    r"|shut(?:ting)? ?down|terminating|exiting|killing|abort(?:ing|ed by)|stopping|tearing down"
-    r"|cancel|ended|gave up|sig(?:term|quit|kill|int|abrt)"
+    r"|(?<!node )shut(?:ting)? ?down|terminating|exiting|killing|abort(?:ing|ed by)|stopping"
+    r"|tearing down|cancel|ended|gave up|sig(?:term|quit|kill|int|abrt)"
     # That something failed, or had one, but not what.
     r"|^(?:timed out|times out|died|lost|killed|terminated|exceeded|refused|denied|aborted)\b"
     r"|(?:error|exception) (?:has )?"
@@ -186,8 +189,8 @@ _WRAPS = re.compile(
 """What speaks of another process, or of a failure as such."""
 _COLON = re.compile(r": (?=[A-Za-z])")
 _WHY = re.compile(
-    r"(?<!potentially )(?<!possibly )(?<!probably )\b(?:due to|because(?: of)?|caused by|owing to)"
-    r"\b[ :]{1,3}(?P<why>[^\n]{3,300}?)(?: \*\*\*)?$",
+    r"(?<!potentially )(?<!possibly )(?<!probably )\b(?:due to|because(?: of)?|caused by|owing to"
+    r"|in response to)\b[ :]{1,3}(?P<why>[^\n]{3,300}?)(?: \*\*\*)?$",
     re.IGNORECASE,
 )
 """Why something ended, behind that it did."""
@@ -199,15 +202,17 @@ _GENERIC = frozenset(
     crash crashed unknown internal unexpected unhandled uncaught raised occurred happened
     encountered code codes status return returned returns exit exited non result success ok
     function call called api command process child task job run running worker rank operation
-    client server bad request url runtime value type system base assertion the and for with
-    from that this has have had was were are been but while when during into its your please see
-    not did does terminated killed died signal unexpectedly""".split()  # noqa: SIM905
+    client server service gateway bad request url runtime value type system base assertion the and
+    for with from that this has have had was were are been but while when during into its your
+    please see not did does terminated killed died signal unexpectedly unavailable""".split()  # noqa: SIM905
 )
 """Words that say that something failed, of whatever kind, and those that say nothing."""
 _CONTENT = 2
 """Words that say why: "permission denied" and "no space left" have as many, a code has none."""
 _WORD = re.compile(r"(?<![\w./:=-])[A-Za-z][a-z]{2,}(?![\w/=(]|[.:]\w)")
 """A word of prose: no name, symbol, path, number, setting or acronym."""
+_ELSEWHERE = re.compile(r"\bfor more (?:details|information)\b.*", re.IGNORECASE)
+"""Where to read on."""
 _CODE = re.compile(
     r"(?i:err(?:or)?|status|ret(?:urned|code)?|result|\brc)(?i: ?code)?\b"
     r"(?:: |[ =:(]|\bis\b){1,3}-?(?:0x)?\d"
@@ -279,6 +284,7 @@ def may_be(template: str) -> bool:
         or _NCCL in text
         or (_fails(text) and level_of(text) != "calm")
         or WENT_ON.search(text) is not None
+        or EVENT.search(text) is not None
     )
 
 
@@ -290,7 +296,8 @@ def is_orderly(text: str) -> bool:
 
 def is_hollow(text: str) -> bool:
     """Return whether a message only says that something failed, in names, codes and symbols."""
-    told = sum(word.lower() not in _GENERIC for word in _WORD.findall(text))
+    words = _WORD.findall(_ELSEWHERE.sub("", text))
+    told = sum(word.lower() not in _GENERIC for word in words)
     return told < _CONTENT and text.isascii() and "assert " not in text
 
 
@@ -403,7 +410,7 @@ def read(text: str, level: str, *, of_kernel: bool = False) -> Remark | None:
         or is_of_peers(text)
         or (_WRAPS.search(text) or FIELD.match(text)) is not None
     )
-    wraps = wraps and not of_kernel
+    wraps = wraps and not (of_kernel or (event and _TAKEN.match(event["reason"])))
     if wraps and exception is None and (reason := _reason(text) or _why(text)):
         return Remark(weight, " ".join(reason.split())[:MAX_CONTENT], wraps=False)
     return Remark(weight, " ".join(text.split())[:MAX_CONTENT], wraps)

@@ -56,6 +56,7 @@ _BRACKET = re.compile(
     r"|\d+,(?P<rank_mpi>\d{1,6})\]<std(?:out|err)>:[ ]?"  # mpirun --tag-output
     r"|[ ]*\+?(?P<uptime>\d+\.\d{6})\][ ]"  # dmesg, and its time since the line before
     r"|(?P<ctime>\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})\][ ]"  # dmesg -T
+    r"|(?P<host_mpi>[A-Za-z][\w-]*\d[\w-]*):(?P<pid>\d{4,10})\][ ]"  # Open MPI
     r"|pod/(?P<host_pod>[\w.-]+)/[\w.-]+\][ ]?)"  # kubectl logs --prefix
 )
 _DIGIT = re.compile(
@@ -63,7 +64,7 @@ _DIGIT = re.compile(
     r"(?:[ ]std(?:out|err)[ ][FP]|[ ]>>"
     # loguru
     r"|[ ]\|[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]*\|[ ][\w.<>]{1,100}:[\w.<>]{1,60}:\d+[ ]-"
-    r"|[ ]-[ ][\w.]{1,80}[ ]-[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]-)?"  # logging
+    r"|[ ]-[ ](?!rank)[\w.]{1,80}[ ]-[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]-)?"  # logging
     r"(?:[ ][-:|])?[ ]?"
     rf"(?:(?P<named>[\w.-]+)[ ](?P<tag>(?!{_CLASS}|\d+:)[\w.@-]+(?:\[\d+\])?):[ ](?:\[[ "
     r"]*\d+\.\d+\][ ])?)?"
@@ -219,7 +220,8 @@ class Splitter:
         if not sample:
             return
         self.is_stamped = any('  File "' in line and _DIGIT.match(line) for line in sample)
-        begins = [match.end() if (match := _DIGIT.match(line)) else 0 for line in sample]
+        stamped = [_DIGIT.match(line) or _LETTER.match(line) for line in sample]
+        begins = [match.end() if match else 0 for match in stamped]
         ranked = [
             None if self._prefix(line[at:]) else RANKED.match(line, at)
             for line, at in zip(sample, begins, strict=True)
@@ -245,7 +247,12 @@ class Splitter:
             if container is not None:  # two words that many a line may begin with
                 rest = len(column) - next(at for at, one in enumerate(column) if one)
                 least = max(least, NEARLY_ALL * rest, SAMPLE * len(column))
-            if len(names) > 1 and named >= least and is_column(column):
+            # A path may be of files, unless its last part has the name of a host elsewhere.
+            is_told = any(
+                one and (not one["path"] or line.count(one["host"]) > 1)
+                for one, line in zip(column, sample, strict=True)
+            )
+            if len(names) > 1 and is_told and named >= least and is_column(column):
                 self.nodes = frozenset(map(same_digits, filter(is_name_of_host, names)))
         self._width = self._wrapped_at(sample)
 
@@ -423,7 +430,9 @@ class Splitter:
                     stamp = name, part
                 elif name == "level":
                     level = value
-                elif name == "host" and (match.re is not RANKED or self.has_hosts):
+                elif name == "host" and (
+                    match.re is not RANKED or (self.has_hosts and is_name_of_host(value))
+                ):
                     host = part
             if "named" in found:
                 named = begin + match.start("named")
@@ -442,8 +451,9 @@ class Splitter:
     def _prefix(self, text: str) -> re.Match[str] | None:
         """Return the prefix that a line begins with; its first character tells which it may be."""
         head = text[:1]
-        if self.ranked and (match := RANKED.match(text)):
-            return match if same_digits(match[0]) in self.ranked else None
+        match = RANKED.match(text) if self.ranked else None
+        if match and same_digits(match[0]) in self.ranked:
+            return match
         if head == "[" and (match := _BRACKET.match(text)):
             return match
         if head == "(":

@@ -224,6 +224,8 @@ class Assembler:
         """Whether a logger stamps every line of it and the lines after it."""
         if line.prefixed != is_logged or len(closing.message) >= MAX_MESSAGE_LINES:
             return False
+        if line.text.startswith(_IGNORED):
+            return False
         # pydantic names each field on a line of its own, without a blank before it.
         if "validation error" in closing.message[0] and _FIELD.fullmatch(line.text):
             return True

@@ -225,6 +225,22 @@ def test_an_exception_that_python_ignores_is_no_cause(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("first", "last", "outcome"),
+    [
+        ("tool.VersionException: >- compiler 7 is no 12", "Exception ignored in: <f>", "found"),
+        ("KeyError: 'no such shard'", "/a.py:3: UserWarning: BrokenPipeError in a pool", "found"),
+        ("BrokenPipeError: [Errno 32] Broken pipe", "ValueErrors: none", "nothing"),
+    ],
+)
+def test_what_a_process_still_says_is_no_part_of_its_exception(
+    first: str, last: str, outcome: str
+) -> None:
+    """Each line of a rank has its prefix, so that those of a message and others look alike."""
+    lines = ["Traceback (most recent call last):", '  File "/a.py", line 3, in f', first, last]
+    assert explained(*(f"[rank0]: {line}" for line in lines)).outcome == outcome
+
+
+@pytest.mark.parametrize(
     ("end", "outcome"), [("Job 'raysubmit_a1' succeeded", "nothing"), ("it succeeded", "found")]
 )
 def test_a_job_that_succeeded_had_no_failure(tmp_path: Path, end: str, outcome: str) -> None:

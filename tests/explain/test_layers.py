@@ -98,6 +98,9 @@ READS = "[rank3]: WARNING: timeout of store-2 while reading shard 7, try {}"
     ("form", "tries", "after", "is_reason"),
     [
         (READS, 3, (), True),
+        ("[rank3]: WARNING: shard 7 made no progress for {}0 s", 3, (), True),
+        ("[rank3]: store-2 stalled, no bytes for {}0 s", 3, (), True),
+        ("[rank3]: WARNING: shard 7 is not cached, {}0 s", 3, (), False),
         (READS, 2, (), False),
         (READS, 3, (STEP,), False),
         (READS.replace("rank3", "rank2"), 3, (), False),  # which waits
@@ -136,6 +139,39 @@ def test_who_sent_a_signal_is_known_of_a_keyboard_and_a_terminal(number: int, ou
 
 
 @pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        (["srun: error: n2: task 1: Exited with exit code 1"], "srun: task 1 on n2"),
+        (["[gang] worker 3 on n2 exited with code 2"], "nothing says what happened"),
+        (["srun: error: n2: task 1: Exited with exit code 143"], "the job was told to end"),
+        (["n2: a.sh exited with code 2", "n1: step 9 | loss 2"], "the job was told to end"),
+        ([], "the job was told to end"),
+    ],
+)
+def test_a_signal_after_an_end_follows_from_it(ends: list[str], says: str) -> None:
+    """A launcher sends it to the rest; not if what ended first had that signal, too, or if the
+    job went on.
+    """
+    told = "n1: Received 15 death signal, shutting down workers"
+    finding = explained("n1: step 8 | loss 2", *ends, told)
+    assert finding.outcome == "undecided"
+    assert finding.statement.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("who", "is_content"), [("", False), ("[rank2]: ", True), ("(Engine pid=7) ", True)]
+)
+def test_what_a_launcher_says_after_a_stack_is_not_its_content(
+    who: str, *, is_content: bool
+) -> None:
+    """However little the exception says; what a server says may only be printed later."""
+    stack = ("Traceback (most recent call last):", '  File "a.py", line 3, in f', "KeyError: 'x'")
+    lines = [f"[rank2]: {line}" for line in stack]
+    finding = explained("step 8 | loss 2", *lines, f"{who}the gang failed, attempt 1 of 1")
+    assert ("the gang" in finding.statement) == is_content
+
+
+@pytest.mark.parametrize(
     ("line", "outcome"),
     [
         ("error: job 7 terminated due to quota exhaustion of group ml", "found"),
@@ -158,6 +194,36 @@ def test_an_exception_that_speaks_of_others_comes_after_one_that_says_why() -> N
         "[rank2]: ValueError: corrupted record at 6720",
     )
     assert finding.statement.startswith("ValueError")
+
+
+def test_what_failed_first_ended_first() -> None:
+    """Those that waited for it end after their time-out."""
+    finding = explained(
+        STEP,
+        "slurmstepd: error: pyxis: failed to create user namespace: Permission denied",
+        "srun: error: c0203: tasks 2-3: Exited with exit code 1",
+        "[rank0]: torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for "
+        "clients. 2/4 clients joined.",
+        "srun: error: c0201: tasks 0-1: Exited with exit code 1",
+    )
+    assert (finding.ranks, finding.host) == ((2, 3), "c0203")
+    assert "user namespace" in finding.statement
+
+
+@pytest.mark.parametrize(
+    ("others", "host"),
+    [
+        (["n-1: task 0: Exited with exit code 143"], "n-3"),
+        (["n-1: task 0: Killed", "n-2: task 1: Killed"], "n-3"),
+        (["n-1: task 0: Exited with exit code 1"], None),
+    ],
+)
+def test_what_alone_ended_by_itself_is_what_failed(others: list[str], host: str | None) -> None:
+    """All others were ended by a signal, of their launcher or the scheduler."""
+    ends = [ENDED, *(f"srun: error: {end}" for end in others)]
+    for said in ("ValueError: no such shard", "nvml error: driver/library version mismatch"):
+        finding = explained("step 8 | loss 2", said, *ends)
+        assert (finding.host, finding.ranks) == (host, (2,) if host else ())
 
 
 @pytest.mark.parametrize(("minute", "is_reason"), [("16", True), ("47", False)])

@@ -152,9 +152,28 @@ def test_a_record_in_json_has_a_rank() -> None:
     finding = explained(json.dumps(record))
     assert (finding.ranks, finding.host) == ((5,), "gpu-7")
     assert explained(json.dumps({**record, "rank": "all"})).ranks == ()
+    own = json.dumps({"level": "error", "rank": record["rank"], "msg": OOM})
+    finding = explained(json.dumps({"labels": {"node": "gpu-7"}, "ts": record["ts"], "line": own}))
+    assert (finding.ranks, finding.host) == ((5,), "gpu-7")
     labels = {"host": record.pop("host"), "rank": str(record.pop("rank"))}
     finding = explained(json.dumps({**record, "labels": labels}))
     assert (finding.ranks, finding.host) == ((5,), "gpu-7")
+
+
+@pytest.mark.parametrize(("group", "host"), [("0(default_pg)", "gpu-1"), ("5(tp)", None)])
+def test_a_rank_that_others_wait_for_is_on_its_own_host(group: str, host: str | None) -> None:
+    """Not on that of a rank that reports it, even if no prefix says which rank that is."""
+    hung = (
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, "
+        "NumelIn=1, NumelOut=1, Timeout(ms)=6000) ran for 6089 milliseconds before timing out."
+    )
+    last = "{} PG status: last enqueued work: {}, last completed work: 6"
+    said = [(rank, hung) for rank in range(3)]
+    said += [(0, last.format("failure detected by watchdog at work sequence id: 7", 8))]
+    said += [(3, last.format("Observed flight recorder dump signal from another rank.", 6))]
+    lines = [f"gpu-{rank // 2} | [PG ID 0 PG GUID {group} Rank {rank}] {line}"
+             for rank, line in said]  # fmt: skip
+    assert explained(*(f"gpu-{rank // 2} | WORLD_SIZE=4" for rank in range(4)), *lines).host == host
 
 
 def test_the_labels_of_a_collector_say_where_a_line_is_from() -> None:
@@ -353,6 +372,22 @@ def test_an_exception_that_ranks_pass_on_is_of_the_rank_that_it_names() -> None:
     assert explained(*lines, passed.format("0, 1, 2, 3, 4, 5, 6, 7")).ranks == ()
 
 
+def test_who_is_known_of_those_that_say_the_same_is_not_all_of_them() -> None:
+    """One process has a rank and the other has none: both ranks of the host failed next."""
+    none = "gpu-1:9{0}:9{0} [{0}] x.c:7 NCCL WARN NET/OFI OFI fi_getinfo() call failed: No data"
+    error = (
+        "[rank{}]: torch.distributed.DistBackendError: NCCL error in: a.cpp:9, {}, NCCL version 2"
+    )
+    finding = explained(
+        *(f"rank={rank} local_rank={rank % 2} host=gpu-{rank // 2}" for rank in range(4)),
+        "rank=2 local_rank=0 pid=90 host=gpu-1",
+        *map(none.format, (1, 0)),
+        *(error.format(rank, "invalid usage (run with NCCL_DEBUG=WARN)") for rank in (2, 3)),
+        error.format(0, "remote process exited or there was a network error"),
+    )
+    assert (finding.ranks, finding.host) == ((2, 3), "gpu-1")
+
+
 GONE = "Oct  2 18:02:11 gpu-13 kernel: NVRM: Xid (PCI:0000:dc:00): 79, GPU has fallen off the bus."
 
 
@@ -426,12 +461,34 @@ def test_a_collector_puts_a_pod_before_each_line(form: str, host: str | None) ->
     assert explained(*(form.format("job-pod-1", text) for _, text in said)).host is None
 
 
+@pytest.mark.parametrize("form", ["a-job/train/{} {}", "2026-01-05T10:00:00Z train@{}: {}"])
+@pytest.mark.parametrize(("says", "is_host"), [("node=gpu-13", True), ("up", False)])
+def test_a_stream_s_last_part_is_a_host_that_lines_name(
+    form: str, says: str, *, is_host: bool
+) -> None:
+    """Elsewhere, too: the path may as well be that of a file."""
+    said = [("gpu-12", "loads"), ("gpu-13", says)] * 4 + [("gpu-13", "ValueError: a wrong label")]
+    finding = explained(*(form.format(*one) for one in said))
+    assert finding.host == ("gpu-13" if is_host else None)
+
+
 @pytest.mark.parametrize(
     ("form", "ranks", "host"),
     [
         ("2026-01-05 10:00:00,500 gpu-{0} r{1:02d} {2}", (11,), "gpu-13"),
         ("gpu-{0} r{1} {2}", (11,), "gpu-13"),
         ("r{1} {2}", (), None),  # a round, a replica, a request
+        ("gpu-{}/rank{}  | {}", (11,), "gpu-13"),
+        ("\x1b[32m10:08:43\x1b[0m gpu-{} [rank {}]  > {}", (11,), "gpu-13"),
+        ("gpu-{}/rank{}          | {}", (), None),
+        ("[rank {1}|gpu-{0}] {2}", (11,), "gpu-13"),
+        ("(gpu-{}, rank {}) {}", (11,), "gpu-13"),
+        ("I0105 10:00:00.123 99 x.py:3] [rank {1} on gpu-{0}] {2}", (11,), "gpu-13"),
+        ("[rank {1}|epoch{0}] {2}", (11,), None),
+        ("gpu-{} rank{} {}", (11,), "gpu-13"),
+        ("2026-01-05 10:00:00,500 - rank{1} - INFO - {2}", (11,), None),
+        ("[W{1}] {2}", (), None),  # a worker, a warning
+        ("[GPU{1}] {2}", (), None),
     ],
 )
 def test_a_rank_of_one_letter_is_one_beside_a_host(
@@ -472,6 +529,15 @@ def test_where_several_hosts_say_the_same_none_is_named() -> None:
     lines = [f"srun: error: gpu-{n}: task {n}: Exited with exit code 1" for n in (12, 13)]
     assert explained("torchrun", lines[0]).host == "gpu-12"
     assert explained("torchrun", *lines).host is None
+
+
+def test_a_launcher_that_several_hosts_have_is_of_none() -> None:
+    """Their names have no number that shows a column, and pdsh is who knows them."""
+    end = ["['python'] exits with return code = 1", "pdsh@a: {}: ssh exited with exit code 1"]
+    lines = [f"{name}: {line.format(name)}" for line in end for name in ("wks-a", "wks-b")]
+    lines = [line.partition(": ")[2] if "pdsh" in line else line for line in lines]
+    assert explained(*lines).host is None
+    assert explained(*lines[::2]).host == "wks-a"
 
 
 @pytest.mark.parametrize(("form", "first"), [("gpu-{}: {}", 12), ("{}: slurmstepd: {}", 1)])

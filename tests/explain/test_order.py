@@ -33,8 +33,13 @@ BROKEN = (
     "[2026-01-05 10:00:00,100] n:1:2 [0] NCCL WARN Net : Call to recv from 10.2.8.7<58355> "
     "failed : Broken pipe"
 )
+TOLD = "2026-01-05 10:00:00,123 WARNING Received 15 death signal, shutting down workers"
+TAKEN = "4m  Normal  TaintManagerEviction  pod/a-0  Marking for deletion Pod ml/a-0"
 SCENES = [
     ([CANCELED, OOM], "job-ended"),
+    ([TOLD, TAKEN], "node-failed"),
+    ([XID.format("09:46"), TOLD], "gpu-lost"),
+    ([XID.format("09:44"), TOLD], "job-ended"),
     ([OOM, CANCELED], "cuda-oom"),
     ([XID.format("09:58"), TIMED], "gpu-lost"),
     ([XID.format("09:46"), TIMED], "gpu-lost"),
@@ -222,6 +227,22 @@ def test_what_a_command_printed_is_not_later_than_the_lines_before_it(
     assert explained("step 1 | loss 2.1", full, command, told).slug == slug
 
 
+@pytest.mark.parametrize(
+    ("command", "says", "outcome"),
+    [
+        ("$ kubectl describe pod a-2", "terminated in response to imminent node shutdown", "found"),
+        ("$ kubectl describe pod a-2", "terminated in response to a failed job", "undecided"),
+        ("step 2 | loss 2.1", "terminated in response to imminent node shutdown", "undecided"),
+    ],
+)
+def test_a_status_that_a_command_printed_explains_what_stands_before_it(
+    command: str, says: str, outcome: str
+) -> None:
+    """It has no time; if it says why, and not only that something else failed."""
+    finding = explained("step 1 | loss 2.1", LOST, command, f"Message:    Pod was {says}.")
+    assert finding.outcome == outcome
+
+
 def test_a_line_without_a_stamp_is_no_older_than_the_lines_before_it() -> None:
     """Not as old as the last stamp of its own process, which may have been silent for hours."""
     finding = explained(
@@ -297,6 +318,27 @@ def test_a_rank_that_others_wait_for_is_held_up_by_what_is_beneath_it(
     finding = explained(*seats, "[rank2]: up", *reports, *ends, BLOCKED.format(minute, host, rank))
     assert says in finding.statement
     assert finding.ranks == (2,)
+
+
+@pytest.mark.parametrize(
+    ("added", "ranks"),
+    [
+        ("[Wed Apr 22 08:05:53 2026] Lustre: Connection to scr3-OST001c was lost", (2,)),
+        ("Apr 22 08:05:53 gpu-1 kernel: Lustre: Connection to scr3-OST001c was lost", (2,)),
+        ("[rank2] 2026-04-22 08:05:53,106 INFO waits for its shard", ()),
+    ],
+)
+def test_a_kernel_s_log_behind_the_job_s_is_no_other_rank_s(
+    added: str, ranks: tuple[int, ...]
+) -> None:
+    """It is older than what stands before it, as another rank's log would be."""
+    reports = [WATCHDOG.format(rank) for rank in (0, 1, 3)]
+    stack = ["Exception raised from checkTimeout at a.cpp:618 (most recent call first):",
+             "frame #0: c10::Error::Error"]  # fmt: skip
+    end = "E0422 08:14:43.1 7 torch/x.py:869] failed (exitcode: -6) local_rank: 3 (pid: 90) of fn"
+    up = [f"[rank{rank}] 2026-04-22 08:03:53,106 INFO step 8 | loss 2" for rank in range(4)]
+    finding = explained("2026-04-22 08:03:52 WORLD_SIZE=4", *up, *reports, *stack, end, added)
+    assert finding.ranks == ranks
 
 
 def test_an_exception_with_the_words_of_a_warning_is_a_failure() -> None:

@@ -166,6 +166,8 @@ def test_a_process_says_its_rank_before_its_lines() -> None:
     """A process that puts its rank before one line has it in all its lines."""
     said = "(Policy pid=20122, ip=10.44.2.13) [rank 22] upload failed: the store is closed"
     assert explained(said, *UPLOAD).ranks == (22,)
+    killed = "gpu-2 kernel: Out of memory: Killed process 20122 (python)"
+    assert explained(said.replace("[rank 22] ", "[rank22]: "), killed).ranks == (22,)
 
 
 def test_a_process_that_writes_for_several_ranks_has_none() -> None:

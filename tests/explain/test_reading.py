@@ -269,8 +269,10 @@ def test_of_a_chain_the_first_that_says_something_is_quoted(first: str, quoted: 
 
 
 @pytest.mark.parametrize(
-    "text", ["Permission denied", "No space left on device", "шина отвалилась", "key not in map"]
-)
+    "text",
+    ["Permission denied", "No space left on device", "шина отвалилась", "key not in map",
+     "the device is busy or unavailable", "401 Client Error: Unauthorized for url: http://r/a"],
+)  # fmt: skip
 def test_a_message_that_says_why_is_not_hollow(text: str) -> None:
     """However short, and in any language."""
     assert not remarks.is_hollow(f"RuntimeError: {text}")
@@ -279,7 +281,9 @@ def test_a_message_that_says_why_is_not_hollow(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "5", "x_y failed: ok=False", "error in: a/b.cpp:64, code 11", "/a/b: internal error",
-     "Command '['ninja', '-v']' returned non-zero exit status 1."],
+     "Command '['ninja', '-v']' returned non-zero exit status 1.",
+     "502 Server Error: Bad Gateway for url: http://router:8000/v1/completions",
+     "503 Service Unavailable\nFor more information check: https://developer.mozilla.org/503"],
 )  # fmt: skip
 def test_names_codes_and_symbols_say_nothing(text: str) -> None:
     """Nor do the words that say that something failed."""
@@ -451,6 +455,11 @@ def test_the_answer_of_a_server_is_no_cause_where_the_server_says_why() -> None:
     reason = "Failed to update the weights: slice exceeds dimension size (256)"
     assert explained(reason, refused).statement == reason
     assert explained(refused).statement == refused
+    # Four servers say it once each, and one says it now and then.
+    for step, says in ((1, reason), (0, refused)):
+        said = [f"(Engine pid={4 + step * n}) {line}" for n in range(4)
+                for line in (reason, "INFO: answered")]  # fmt: skip
+        assert explained(*said, refused).statement == says
 
 
 def test_the_last_event_of_a_pod_is_what_it_ended_of() -> None:
@@ -541,6 +550,28 @@ def test_events_are_printed_after_the_job() -> None:
     )
     assert finding.root is not None
     assert finding.root.pattern == "job-ended/preempted"
+
+
+@pytest.mark.parametrize(
+    ("row", "outcome", "where"),
+    [
+        ('Warning  Evicted  pod/a-2  Usage of "scratch" exceeds the limit', "found", "pod a-2"),
+        ("Normal  Shutdown  node/n-7  Shutdown manager detected it", "found", "host n-7"),
+        (
+            "Normal  Preempted  5m  scheduler  Preempted by pod 1f3c on node n-7",
+            "found",
+            "host n-7",
+        ),
+        ("Warning  Evicted  pod/notebook-2  The node was low on disk", "undecided", "host a-0"),
+        ("Normal  Killing  pod/a-2  Stopping container shutdown", "undecided", "host a-0"),
+    ],
+)
+def test_the_reason_of_an_event_says_who_ended_a_pod(row: str, outcome: str, where: str) -> None:
+    """Whatever its message says; not if the pod is of another job, or ended after a good end."""
+    told = "[pod/a-0/main] Received 15 death signal, shutting down workers"
+    finding = explained("[pod/a-0/main] step 9 | loss 2", told, f"16m  {row}")
+    assert (finding.outcome, finding.pod or finding.host) == (outcome, where.split()[1])
+    assert explained("step 9 | loss 2", "Training finished.", f"9m  {row}").outcome == "nothing"
 
 
 @pytest.mark.parametrize(("address", "name"), [("127.0.1.1", "loopback"), ("10.0.0.5", "gloo")])
