@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 _RANK = ("training_job", "rank")
 INFO = gauge(
     "dshealthd_job_info",
-    "1; labels give the job's launcher, as in dshealthd_job_run_info, and its world size (empty "
-    "if it does not declare one).",
+    "1; the job's launcher, as in dshealthd_job_run_info, and its world size (empty if unknown).",
     *("training_job", "launcher", "world_size"),
 )
 STEP = gauge(
@@ -44,7 +43,7 @@ STEP_SECONDS = gauge(
 )
 HEARD = gauge(
     "dshealthd_job_heartbeat_timestamp_seconds",
-    "Unix time of a rank's last heartbeat, for a step, a stage of it, or a phase.",
+    "Unix time of a rank's last heartbeat.",
     *_RANK,
 )
 PHASE = gauge(
@@ -58,15 +57,15 @@ STAGE = gauge(
     "dshealthd_job_stage",
     "1 for the stage of the rank's step on its host, as of the last heartbeat: input (the next "
     "forward pass has not begun), forward, or backward (gradients, collectives, optimizer). "
-    "Absent if unknown. A CUDA device may lag.",
+    "Absent if unknown. The GPU may lag behind the host.",
     *_RANK,
     "stage",
 )
 INPUT_SECONDS = gauge(
     "dshealthd_job_input_seconds",
     "Time that a step of the rank waits for its input: moving average over ten steps, without "
-    "steps with a marked pause and without waits for other ranks. With CUDA, the device's "
-    "wait rather than the host's, and only for input between steps.",
+    "steps with a marked pause and without waits for other ranks. With CUDA, the wait of the "
+    "device, and only between steps.",
     *_RANK,
 )
 WAIT_SECONDS = gauge(
@@ -84,16 +83,16 @@ WORK_SECONDS = gauge(
 )
 NODE_WORK_SECONDS = gauge(
     "dshealthd_job_node_work_seconds",
-    "dshealthd_job_step_work_seconds among this node's ranks of one role, over eight windows "
-    "of steps: of the slowest rank, as exceeded in six of them (slow), and the median rank "
-    "(usual). over is the nominal length of the windows, or pauses: a step plus the pauses in "
-    "five of eight 5m windows. Absent while no steps are made.",
+    "dshealthd_job_step_work_seconds among this node's ranks of one role, over eight windows of "
+    "steps: what the slowest rank exceeds in six of the windows (slow), and the median rank "
+    "(usual). over is the length of the windows; pauses counts a step plus its pauses in 5m "
+    "windows. Absent while no steps are made.",
     *("training_job", "role", "over", "of"),
 )
 NODE_VARIANCE = gauge(
     "dshealthd_job_node_work_variance",
-    "Variance of the logarithm of dshealthd_job_node_work_seconds: between the ranks "
-    "(between), and of one rank's mean, from its windows (within).",
+    "Variance of the logarithm of dshealthd_job_node_work_seconds: between ranks (between), and "
+    "of one rank's mean over its windows (within).",
     *("training_job", "role", "over", "of"),
 )
 SLOWEST = gauge(
@@ -124,7 +123,7 @@ LOSS_FINITE = gauge(
 )
 NONFINITE = counter(
     "dshealthd_job_nonfinite_losses_total",
-    "NaN or infinite losses among the rank's losses that were read.",
+    "NaN or infinite losses seen on this rank.",
     *_RANK,
 )
 SKIPPED = counter(
@@ -152,12 +151,12 @@ COMMUNICATION = counter(
 )
 REJECTED = counter(
     "dshealthd_heartbeats_rejected_total",
-    "Pages of training processes that held no heartbeat.",
+    "Pages of training processes without a valid heartbeat.",
 )
 UNIDENTIFIED = gauge(
     "dshealthd_heartbeat_processes_unidentified",
-    "Processes with a heartbeat page that could not be identified, by reason; they get no series. "
-    "dshealthd_processes_unseen counts those that could not be searched for one.",
+    "Processes with a heartbeat page that could not be identified and have no series, by "
+    "reason. dshealthd_processes_unseen counts processes that could not be searched for a page.",
     "reason",
 )
 LEFT_OUT = gauge(

@@ -24,7 +24,7 @@ def _ratio(default: float, doc: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """When a reading becomes a finding. A reload applies them to the next judgment."""
+    """Thresholds of findings. A reload applies them at once."""
 
     limit_used_ratio: float = _ratio(
         0.9,
@@ -34,9 +34,9 @@ class Limits:
     )
     filesystem_used_ratio: float = _ratio(
         0.9,
-        "Share of space or inodes in use: ticket. For space, only if the rest would last less "
-        "than three days at the last day's rate, or is below filesystem_free_bytes. The kubelet "
-        "evicts pods at this share.",
+        "Share of space or inodes in use that opens a ticket. For space, only if the rest would "
+        "last less than three days at the last day's rate, or is below filesystem_free_bytes. "
+        "The kubelet evicts pods at this share.",
     )
     filesystem_free_bytes: Bytes = option(
         Bytes(100 * 10**9),
@@ -61,27 +61,27 @@ class Limits:
     )
     hang_moved_bytes_per_second: Bytes = option(
         Bytes(10**5),
-        "Rate of file or network traffic from which a silent job is at work: it saves, uploads or "
-        "loads. A tenth of the slowest upload worth waiting for, and ten times the traffic of "
-        "stores and loggers of a hung job.",
+        "Rate of file or network traffic above which a silent job counts as at work (saving, "
+        "uploading or loading): a tenth of the slowest useful upload, and ten times what stores "
+        "and loggers of a hung job cause.",
         minimum=1,
     )
     followed_ratio: float = _ratio(
         0.0,
-        "Share of the ranks of each job here that must send heartbeats, but for those whose user "
-        "declines: 1 at a site whose trainings are all to be followed; 0: there is no such rule.",
+        "Share of each job's ranks on this node that must send heartbeats, not counting users "
+        "who opted out; 1 if every job must be followed, 0 turns the rule off.",
     )
     # Staging a data set, compiling and saving a large model take up to 20 minutes at a site's
     # slowest; sites that end such jobs wait for one or two hours. [O]
     unused_seconds: Duration = option(
         "30m",
-        "Time for which a job may hold GPUs without using any of them; 0: there is no such rule.",
+        "Time for which a job may hold GPUs without using any of them; 0 turns the rule off.",
         minimum="0s",
     )
     unused_interactive_seconds: Duration = option(
         "0s",
-        "The same for interactive sessions: jobs with a terminal, and those that serve clients, "
-        "as notebooks do; 0: there is no such rule.",
+        "The same for interactive sessions: jobs with a terminal, and jobs that serve clients, "
+        "such as notebooks; 0 turns the rule off.",
         minimum="0s",
     )
     gpu_utilization_training_ratio: float = _ratio(
@@ -90,7 +90,8 @@ class Limits:
     input_ratio: float = _ratio(0.3, "Share of a step that a rank may wait for its input.")
     job_slowed_ratio: float = option(
         1.3,
-        "A job's step time relative to its usual one; at 1.3 a quarter of its throughput is lost.",
+        "A job's step time relative to its usual step time; at 1.3, a quarter of its throughput "
+        "is lost.",
         minimum=1,
     )
     communication_ratio: float = _ratio(
@@ -102,7 +103,7 @@ class Limits:
     # change the norm by a small factor.
     gradient_norm_ratio: float = option(
         10.0,
-        "Lowest gradient norm of a job in a quarter of an hour, relative to its usual one.",
+        "Lowest gradient norm of a job within 15 minutes, relative to its usual norm.",
         minimum=1,
     )
     link_downed_in_3h: float = option(
