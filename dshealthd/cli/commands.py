@@ -184,7 +184,7 @@ def jobs(
 ) -> int:
     """List the training jobs of this node, or of others, with their ranks side by side.
 
-    Exit status: 0 no job is hung, 2 one is, 3 an agent does not answer, or bad usage.
+    Exit status: 0 no job is hung, 2 a job is hung, 3 an agent does not answer, or bad usage.
     """
     from dshealthd.status import command
 
@@ -207,7 +207,7 @@ def history(given: Invocation, since: str, **own: Any) -> int:
 
     Covers findings, boots, agent starts, driver changes and maintenance, for at most 90 days.
 
-    Exit status: 0 all agents answered, 3 one did not, or bad usage.
+    Exit status: 0 all agents answered, 3 an agent did not, or bad usage.
     """
     from dshealthd.status import command
 

@@ -30,13 +30,11 @@ DESCRIPTION = """\
 Print a port for a rendezvous that is free here, not in TIME_WAIT and outside the ephemeral
 range. With COMMAND, hold it until that starts. Run it on the master: no other node binds the port.
 """
-EPILOG = """\
-examples:
-  export MASTER_PORT=$(dshealthd free-port)
-  dshealthd free-port -- deepspeed train.py
-
-Exit status: 0 ok, 1 no such port, 2 wrong usage; with COMMAND, that of COMMAND.
-"""
+EPILOG = (
+    "examples:\n  export MASTER_PORT=$(dshealthd free-port)\n  dshealthd free-port -- deepspeed "
+    "train.py\n\nExit status: 0 ok, 1 no such port, 2 wrong usage; with COMMAND, its exit "
+    "status.\n"
+)
 
 
 class NoPort(Exception):

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 FREE = gauge(
     "dshealthd_job_checkpoint_free_bytes",
-    "Space available to users other than root where the job saves its checkpoints, as of the last "
-    "check outside a save; a quota may leave less.",
+    "Space available to users other than root where the job saves its checkpoints, at the last "
+    "check between saves; a quota may leave less.",
     "training_job",
 )
 NEXT = gauge(

@@ -55,7 +55,7 @@ PHASE = gauge(
 )
 STAGE = gauge(
     "dshealthd_job_stage",
-    "1 for the stage of the rank's step on its host, as of the last heartbeat: input (the next "
+    "1 for the stage of the rank's step on its host, at the last heartbeat: input (the next "
     "forward pass has not begun), forward, or backward (gradients, collectives, optimizer). "
     "Absent if unknown. The GPU may lag behind the host.",
     *_RANK,
@@ -71,22 +71,22 @@ INPUT_SECONDS = gauge(
 WAIT_SECONDS = gauge(
     "dshealthd_job_step_wait_seconds",
     "Time of a step in which the rank waited for other ranks, in collectives, sends and "
-    "receives: mean over some 30 s. Absent if no wait is seen. role is empty, or the stage of "
+    "receives: mean over about 30 s. Absent if no wait is seen. role is empty, or the stage of "
     "a pipeline; source is the clock: host, or device (CUDA events).",
     *_RANK,
     *("role", "source"),
 )
 WORK_SECONDS = gauge(
     "dshealthd_job_step_work_seconds",
-    "The rest of the step: the rank's own work. Comparable only among ranks of one role.",
+    "The rest of the step: the rank's own work. Compare only ranks of the same role.",
     *WAIT_SECONDS.dimensions,
 )
 NODE_WORK_SECONDS = gauge(
     "dshealthd_job_node_work_seconds",
-    "dshealthd_job_step_work_seconds among this node's ranks of one role, over eight windows of "
-    "steps: what the slowest rank exceeds in six of the windows (slow), and the median rank "
-    "(usual). over is the length of the windows; pauses counts a step plus its pauses in 5m "
-    "windows. Absent while no steps are made.",
+    "Own work per step (dshealthd_job_step_work_seconds) of this node's ranks of one role: "
+    'of="slow" is exceeded by the slowest rank in six of eight windows; of="usual" is the '
+    "median rank. over is the length of a window, or pauses (work and pauses, in 5m windows). "
+    "Absent while no steps are made.",
     *("training_job", "role", "over", "of"),
 )
 NODE_VARIANCE = gauge(

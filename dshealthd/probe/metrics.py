@@ -79,7 +79,7 @@ DISAGREES = gauge(
 )
 SUSPECT = gauge(
     "dshealthd_suspect",
-    "1 while this agent suspects a node, gpu, nic, link or leaf; component: NODE, NODE/PART, "
+    "1 while this agent suspects a node, gpu, nic, link or leaf. component is NODE, NODE/PART, "
     "NODE--NODE or the leaf's name.",
     *("kind", "component", "reason"),
 )
