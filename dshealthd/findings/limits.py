@@ -29,8 +29,8 @@ class Limits:
     limit_used_ratio: float = _ratio(
         0.9,
         "Share of a kernel limit in use: open files, threads, locked memory, asynchronous I/O "
-        "requests, ephemeral ports, TIME_WAIT, tracked connections. As in node_exporter's rules "
-        "for open files.",
+        "requests, ephemeral ports, TIME_WAIT, tracked connections. The default is that of "
+        "node_exporter's rules for open files.",
     )
     filesystem_used_ratio: float = _ratio(
         0.9,
@@ -46,8 +46,8 @@ class Limits:
     )
     clock_offset_seconds: Duration = option(
         "1s",
-        "Offset of the clock from its peers' clocks: a tenth of the 10 s for which credentials of "
-        "the peer API are valid.",
+        "Offset from the peers' clocks; the default is a tenth of the 10 s for which peer "
+        "credentials are valid.",
         minimum="1ms",
     )
     gpus: float = option(
@@ -57,7 +57,9 @@ class Limits:
         minimum=0,
     )
     ecc_corrected_per_minute: float = option(
-        100.0, "Corrected ECC errors per minute. As in Azure's health checks.", minimum=1
+        100.0,
+        "Corrected ECC errors per minute; the default is that of Azure's health checks.",
+        minimum=1,
     )
     hang_moved_bytes_per_second: Bytes = option(
         Bytes(10**5),
@@ -85,7 +87,11 @@ class Limits:
         minimum="0s",
     )
     gpu_utilization_training_ratio: float = _ratio(
-        0.5, "Utilization of its GPUs below which a training job is slow: a common guideline."
+        0.5,
+        (
+            "GPU utilization below which a training job counts as slow; the default is a common "
+            "guideline."
+        ),
     )
     input_ratio: float = _ratio(0.3, "Share of a step that a rank may wait for its input.")
     job_slowed_ratio: float = option(
@@ -95,7 +101,8 @@ class Limits:
         minimum=1,
     )
     communication_ratio: float = _ratio(
-        0.5, "Share of time that a job may spend in collectives: a common guideline."
+        0.5,
+        ("Share of time that a job may spend in collectives; the default is a common guideline."),
     )
     # Spikes of a few steps are normal: PaLM's largest run had about twenty, and went back to a
     # checkpoint for each; in OLMo 2 they preceded loss spikes. They reach a thousand times the
@@ -108,18 +115,20 @@ class Limits:
     )
     link_downed_in_3h: float = option(
         3.0,
-        "Times that a fabric port's link, or an interface's carrier, went down in three hours. As "
-        "in NVSentinel and gpud.",
+        "Times that a fabric port's link, or an interface's carrier, may go down in three "
+        "hours; the default is that of NVSentinel and GPUd.",
         minimum=0,
     )
     infiniband_flaps_in_12h: float = option(
         3.0,
-        "Times that a fabric port left ACTIVE in twelve hours. As in NVSentinel and gpud.",
+        "Times that a fabric port may leave ACTIVE in twelve hours; the default is that of "
+        "NVSentinel and GPUd.",
         minimum=1,
     )
     network_errors_per_second: float = option(
         10.0,
-        "Bad packets per second of an interface: what NVSentinel allows a fabric port.",
+        "Bad packets per second of an interface; the default is NVSentinel's limit for fabric "
+        "ports.",
         minimum=0,
     )
 
