@@ -88,10 +88,8 @@ class Limits:
     )
     gpu_utilization_training_ratio: float = _ratio(
         0.5,
-        (
-            "GPU utilization below which a training job counts as slow; the default is a common "
-            "guideline."
-        ),
+        "GPU utilization below which a training job counts as slow; the default is a common "
+        "guideline.",
     )
     input_ratio: float = _ratio(0.3, "Share of a step that a rank may wait for its input.")
     job_slowed_ratio: float = option(
@@ -102,7 +100,7 @@ class Limits:
     )
     communication_ratio: float = _ratio(
         0.5,
-        ("Share of time that a job may spend in collectives; the default is a common guideline."),
+        "Share of time that a job may spend in collectives; the default is a common guideline.",
     )
     # Spikes of a few steps are normal: PaLM's largest run had about twenty, and went back to a
     # checkpoint for each; in OLMo 2 they preceded loss spikes. They reach a thousand times the
