@@ -55,8 +55,8 @@ class DoctorOptions(Section):
     )
     open_files: int = option(
         4096,
-        "Soft limit on open files below which a node with GPUs gets a warning: four times the "
-        "usual default, 1024, which ranks with data loaders exceed.",
+        "Soft limit on open files below which a node with GPUs gets a warning; ranks with data "
+        "loaders exceed the usual limit of 1024.",
         minimum=1,
     )
     locked_memory_bytes: Bytes = option(

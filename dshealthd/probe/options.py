@@ -128,7 +128,8 @@ class WorkerOptions:
         '"LD_LIBRARY_PATH=/opt/nccl/lib".',
     )
     interface: str = option(
-        "", "Network interface of the workers' traffic. Empty: the one with the peer address."
+        "",
+        ("Network interface of the workers' traffic. Empty: the interface with the peer address."),
     )
     adapters: tuple[str, ...] = option(
         [],
