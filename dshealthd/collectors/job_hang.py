@@ -45,9 +45,8 @@ PATIENCE = gauge(
 CULPRIT = gauge(
     "dshealthd_job_hang_culprit_info",
     "1 for a rank on this node that the others wait for: stopped, traced (in a debugger), gone, "
-    "blocked in the kernel or in a checkpoint. A job whose ranks are all on this node can also "
-    "have paused (in a pause that the other ranks are not in), input (between steps), behind or "
-    "ahead. At most 8 per job.",
+    "blocked in the kernel or in a checkpoint. If all ranks of the job are on this node, also "
+    "paused (unlike the other ranks), input (between steps), behind or ahead. At most 8 per job.",
     *_RANK,
     *("class", "reason"),
 )
