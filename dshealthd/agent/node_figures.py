@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 CLASS = gauge(
     "dshealthd_node_class_info",
-    "1; the GPU model of most of the node's GPUs, which it is compared by; none without GPUs. "
-    "Absent while it is unknown whether it has any.",
+    "1; the most common GPU model of the node, by which nodes are compared; none without GPUs. "
+    "Absent while unknown.",
     "model",
 )
 UP = gauge("dshealthd_node_gpus_up", "GPUs of the node that answer.")
@@ -33,8 +33,8 @@ TEMPERATURE = gauge(
 )
 CLOCK = gauge(
     "dshealthd_node_gpu_clock_hertz",
-    "Lowest SM clock of the node's busy GPUs, except GPUs limited by their default power "
-    "limit, which is normal.",
+    "Lowest SM clock of the node's busy GPUs, ignoring GPUs at their default power limit, which "
+    "is normal.",
 )
 
 NONE = "none"

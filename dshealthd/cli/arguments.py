@@ -59,8 +59,10 @@ def query(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--members",
         action="store_true",
-        help="query the agents of all probe members: those in --config.file, else those that this "
-        "node's agent lists, to which no password is sent",
+        help=(
+            "query the agents of all probe members: those in --config.file, else those that "
+            "this node's agent lists (without sending them a password)"
+        ),
     )
     parser.add_argument(
         "--json",
@@ -78,20 +80,26 @@ def jobs(parser: ArgumentParser) -> None:
     instead.add_argument(
         "--history",
         action="store_true",
-        help="print instead the attempts of each training within 90 days: when, how far, why each "
-        "ended",
+        help=(
+            "print the attempts of each job within 90 days instead: when, which steps, why each "
+            "ended"
+        ),
     )
     instead.add_argument(
         "--report",
         metavar="JOB",
-        help="print instead where the time of this job went, while it runs or afterwards; JOB is "
-        "its label `training_job`, or the name of its run",
+        help=(
+            "print where the time of this job went instead; JOB is its label `training_job`, or "
+            "the name of its run"
+        ),
     )
     instead.add_argument(
         "--exclude",
         metavar="JOB",
-        help="print instead the nodes whose own faults have struck this job or run, to leave them "
-        "out of its next attempt: for `sbatch --exclude`; JOB is as in --report",
+        help=(
+            "print the nodes whose own faults hit this job or run instead, for `sbatch "
+            "--exclude`; JOB as in --report"
+        ),
     )
 
 
@@ -134,7 +142,7 @@ def evidence(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--job",
         metavar="JOB",
-        help="one job, as the label `training_job` names it (default: all jobs)",
+        help="one job, by its label `training_job` (default: all jobs)",
     )
     declare_access(parser)
 
@@ -191,7 +199,7 @@ def test_alert(parser: ArgumentParser) -> None:
 
 def slurm(parser: ArgumentParser) -> None:
     """Declare the argument of `slurm`: the hook it runs as."""
-    parser.add_argument("hook", choices=["health", "prolog", "epilog"], help="the hook of Slurm")
+    parser.add_argument("hook", choices=["health", "prolog", "epilog"], help="Slurm hook")
 
 
 def probe(parser: ArgumentParser) -> None:

@@ -184,7 +184,7 @@ def jobs(
 ) -> int:
     """List the training jobs of this node, or of others, with their ranks side by side.
 
-    Exit status: 0 no job is hung, 2 one is, 3 an agent does not answer, or bad usage.
+    Exit status: 0 no job is hung, 2 a job is hung, 3 an agent does not answer, or bad usage.
     """
     from dshealthd.status import command
 
@@ -203,11 +203,11 @@ def jobs(
     exit_usage=EXIT_UNKNOWN,
 )
 def history(given: Invocation, since: str, **own: Any) -> int:
-    """Show what was wrong with this node before, or with others, and what was done to it.
+    """Show past problems of this node, or of others, and its repairs.
 
-    Findings, boots, starts of the agent, changes of the driver, maintenance: 90 days at most.
+    Covers findings, boots, agent starts, driver changes and maintenance, for at most 90 days.
 
-    Exit status: 0 all agents answered, 3 one did not, or bad usage.
+    Exit status: 0 all agents answered, 3 an agent did not, or bad usage.
     """
     from dshealthd.status import command
 
@@ -281,7 +281,7 @@ def check_config(given: Invocation) -> int:
 def metrics(given: Invocation) -> int:
     """Collect once, print the metrics as a scrape would show them, and exit.
 
-    Without findings, which need more than one moment.
+    Findings are left out, because they need more than one sample.
     """
     from dshealthd.agent import node_figures
     from dshealthd.collection.scheduler import Scheduler
@@ -374,7 +374,7 @@ def slurm(given: Invocation, hook: str) -> int:
 
 @_command("dshealthd launches", declare=arguments.launches)
 def launches(given: Invocation, output: Path) -> int:
-    """Count the collectives that training jobs launch, from outside, until SIGTERM or SIGINT.
+    """Count the collectives that training jobs launch, until SIGTERM or SIGINT.
 
     The agent reads the counts. Needs CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH,
     CAP_SETUID and CAP_SETGID: run by dshealthd-launches.service.

@@ -26,17 +26,16 @@ if TYPE_CHECKING:
 SERVED = frozenset((10061, 10062, 28028))
 """Ports of dshealthd's agent and of NCCL RAS, which may be free now but needed later."""
 EXIT_FAILURE, EXIT_USAGE = 1, 2
-DESCRIPTION = """\
-Print a port for a rendezvous that is free here, not in TIME_WAIT and outside the ephemeral
-range. With COMMAND, hold it until that starts. Run it on the master: no other node binds the port.
-"""
-EPILOG = """\
-examples:
-  export MASTER_PORT=$(dshealthd free-port)
-  dshealthd free-port -- deepspeed train.py
-
-Exit status: 0 ok, 1 no such port, 2 wrong usage; with COMMAND, that of COMMAND.
-"""
+DESCRIPTION = (
+    "Print a port for a rendezvous that is free here, not in TIME_WAIT and outside the "
+    "ephemeral\nrange. With COMMAND, hold it until COMMAND starts. Run it on the master: no "
+    "other node binds the port.\n"
+)
+EPILOG = (
+    "examples:\n  export MASTER_PORT=$(dshealthd free-port)\n  dshealthd free-port -- deepspeed "
+    "train.py\n\nExit status: 0 ok, 1 no such port, 2 wrong usage; with COMMAND, its exit "
+    "status.\n"
+)
 
 
 class NoPort(Exception):

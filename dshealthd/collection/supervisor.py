@@ -56,7 +56,7 @@ UP = gauge(
 STARTS = counter("dshealthd_worker_starts_total", "Worker processes started.", "worker")
 REPLACED = counter(
     "dshealthd_worker_failures_total",
-    "Worker processes given up, by what went wrong.",
+    "Worker processes abandoned, by reason.",
     "worker",
     "reason",
 )

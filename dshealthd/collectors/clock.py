@@ -1,8 +1,7 @@
-"""Clock synchronization, as the kernel keeps it for NTP, read with adjtimex(2).
+"""Clock synchronization, from adjtimex(2).
 
-Under ntpd or systemd-timesyncd, which discipline the clock through the kernel, the offset is what
-remains to be corrected. chrony steers the frequency itself: its offset stays near 0, so judge the
-clock by the maximum error.
+With ntpd or systemd-timesyncd, the offset is what the kernel still has to correct. chrony steers
+the frequency itself, so its offset stays near 0: use the maximum error instead.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SYNCHRONIZED = gauge(
 )
 OFFSET = gauge(
     "dshealthd_clock_offset_seconds",
-    "Offset that the kernel has yet to correct; absent while not synchronized.",
+    "Offset not yet corrected by the kernel; absent while not synchronized.",
 )
 MAXIMUM_ERROR = gauge(
     "dshealthd_clock_maximum_error_seconds",

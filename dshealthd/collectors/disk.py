@@ -25,8 +25,8 @@ REQUESTS = counter(
 )
 SECONDS = counter(
     "dshealthd_disk_request_seconds_total",
-    "Total time of these requests, including their wait in the kernel's queue; /proc/diskstats, "
-    "where it wraps at 2^32 ms.",
+    "Total time of completed requests, including kernel queueing; /proc/diskstats, where it "
+    "wraps at 2^32 ms.",
     *("disk", "operation"),
 )
 BYTES = counter(

@@ -24,7 +24,7 @@ ERRORS = gpu_counter(
 )
 LOCATED = gpu_counter(
     "dshealthd_gpu_ecc_location_errors_total",
-    f"The same errors by location: sram and dram, or each cache on older GPUs; {_COUNTERS}.",
+    f"ECC errors by location: sram and dram, or each cache on older GPUs; {_COUNTERS}.",
     *("location", "type", "counter"),
 )
 THRESHOLD = gpu_gauge(
@@ -61,7 +61,7 @@ INFOROM = gpu_gauge(
 )
 PAGES = gpu_gauge(
     "dshealthd_gpu_retired_pages",
-    "Memory pages retired for good, by the type of error that caused it; before Ampere.",
+    "Retired memory pages, by the type of error that caused it; before Ampere.",
     "type",
 )
 PAGES_PENDING = gpu_gauge(

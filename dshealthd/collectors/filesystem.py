@@ -101,14 +101,14 @@ class FilesystemOptions(CollectorOptions):
     """Which paths are checked."""
 
     deadline: Duration = option(
-        "5s", "How long one path, or one write test, may take before it times out.", minimum="10ms"
+        "5s", "Timeout of each path and of each write test.", minimum="10ms"
     )
     paths: tuple[str, ...] = option(
         ["/", "/dev/shm"],  # noqa: S108 - shared memory
         "Paths whose file system is checked, below path.rootfs, such as checkpoint directories.",
     )
     write_test: tuple[str, ...] = option(
-        [], "Directories in which to time writing, syncing and removing a small hidden file."
+        [], "Directories in which to time the write, sync and removal of a small hidden file."
     )
     write_interval: Duration = option(
         "1m", "Time between write tests of a directory.", minimum="100ms"

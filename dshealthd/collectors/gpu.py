@@ -54,8 +54,8 @@ TEMPERATURE = gpu_gauge(
 )
 LIMIT = gpu_gauge(
     "dshealthd_gpu_temperature_limit_celsius",
-    "The GPU's own limits: where it slows down, shuts down, and what core (max_operating) and "
-    "memory (memory_max) should not exceed.",
+    "The GPU's temperature limits: slowdown, shutdown, and the maximum for core (max_operating) "
+    "and memory (memory_max).",
     "limit",
 )
 MARGIN = gpu_gauge(
@@ -65,9 +65,9 @@ MARGIN = gpu_gauge(
 )
 MARGIN_LIMIT = gpu_gauge(
     "dshealthd_gpu_temperature_margin_limit_celsius",
-    "Margin at which the GPU slows down, shuts down, and that core (max_operating) and memory "
-    "(memory_max) should keep; NVML fields 193-196. Except for slowdown, only where the GPU "
-    "reports no absolute limit.",
+    "Margin at which the GPU slows down or shuts down, and the minimum margin for core "
+    "(max_operating) and memory (memory_max); NVML fields 193-196. Except for slowdown, only if "
+    "the GPU reports no absolute limit.",
     "limit",
 )
 MEMORY_USED = gpu_gauge(

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs on the PCI bus, which NVML's count must match; read without NVML."""
+"""NVIDIA GPUs on the PCI bus, whose count NVML must match; read without NVML."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXPECTED = gauge(
 )
 AMD = gauge(
     "dshealthd_gpus_unmonitored",
-    "GPUs of AMD that compute, of which nothing else is known here. Absent where there are none.",
+    "AMD compute GPUs, which are not monitored. Absent if there are none.",
 )
 
 

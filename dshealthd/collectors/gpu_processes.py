@@ -27,8 +27,8 @@ RANK = gauge(
 )
 UNKNOWN = gauge(
     "dshealthd_gpu_compute_processes_unknown",
-    "Compute processes on this node's GPUs whose environment cannot be read, so that they may or "
-    "may not belong to a training job.",
+    "Compute processes on this node's GPUs whose environment cannot be read: they may or may "
+    "not belong to a training job.",
 )
 
 

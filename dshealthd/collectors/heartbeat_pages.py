@@ -1,7 +1,7 @@
 """Heartbeat pages of training processes on this node, found among their descriptors.
 
-The agent reads what they hold (`training`). Nothing is asked of a training: neither a mount in its
-container nor a system call. Only processes that a launcher has started are searched.
+The agent reads what they hold (`training`). The training job needs no mount and makes no extra
+system call. Only processes started by a launcher are searched.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ if TYPE_CHECKING:
 
 INFO = gauge(
     "dshealthd_job_heartbeat_page_info",
-    "1 for a process of a rank here that has a page with heartbeats; descriptor is its number in "
-    "the process.",
+    "1 for each rank process on this node with a heartbeat page; descriptor is the page's file "
+    "descriptor.",
     *("training_job", "rank", "user", "pid", "start", "descriptor", "inode"),
 )
 
 AWAITED = gauge(
     "dshealthd_job_heartbeat_pages_awaited",
-    "Processes that a launcher has started within the last ten minutes, and that have no heartbeat "
-    "page yet.",
+    "Processes started by a launcher within the last ten minutes that have no heartbeat page yet.",
 )
 
 AWAITING = 2.0

@@ -72,8 +72,7 @@ RATE = gauge(
 )
 FLAPS = counter(
     "dshealthd_infiniband_port_flaps_total",
-    "Times the port left ACTIVE since the collector started, as seen in a sample or counted by "
-    "link_downed between samples.",
+    "Times the port left ACTIVE since the collector started, from samples and link_downed.",
     *_PORT,
 )
 TRANSMIT_BYTES = counter(

@@ -1,5 +1,5 @@
-"""What training jobs do besides their steps: file and network traffic, CPU time of child processes,
-waits for answers from outside the job, processes that are stopped or have ended.
+"""Activity of training jobs between steps: file and network traffic, CPU time of child processes,
+waits for services outside the job, and stopped or ended processes.
 
 A job that moves bytes is at work, even if its ranks report nothing: it saves or uploads a
 checkpoint, or loads data. So is a job whose compilers or data loaders compute. Heartbeats are not
@@ -39,16 +39,17 @@ if TYPE_CHECKING:
 
 FILES = gauge(
     "dshealthd_job_file_bytes_per_second",
-    "Rate at which the job's processes on this node read and write, since the previous "
-    "sample; absent before there is one. The larger of read_bytes + write_bytes in "
-    "/proc/<pid>/io, which count pages, and rchar + wchar, which count read and write calls.",
+    "Rate at which the job's processes on this node read and write files, since the previous "
+    "sample. The larger of read_bytes + write_bytes in /proc/<pid>/io, which count pages, and "
+    "rchar + wchar, which count read and write calls.",
     "training_job",
 )
 SOCKETS = gauge(
     "dshealthd_job_socket_bytes_per_second",
-    "Acknowledged TCP traffic, in both directions, of ranks here with an idle main thread, "
-    "since the previous sample; in a network namespace of its own, the traffic of all "
-    "interfaces except lo. Absent if no such rank is idle, or its connections cannot be read.",
+    "Acknowledged TCP traffic, in both directions, of ranks on this node with an idle main "
+    "thread, since the previous sample. For a job in its own network namespace: traffic of all "
+    "interfaces except lo. Absent if no rank has an idle main thread, or if connections cannot "
+    "be read.",
     "training_job",
 )
 CHILDREN = gauge(
@@ -59,35 +60,33 @@ CHILDREN = gauge(
 )
 TROUBLE = gauge(
     "dshealthd_job_rank_trouble_seconds",
-    "Time since the process of a rank here was first seen stopped by a signal (stopped), "
-    "waiting in the kernel for a file system or driver (blocked), or gone while others of its "
-    "run continue here: ended (exit status 0), failed, terminated, killed, crashed, or "
-    "unknown. Absent for other ranks, and if all ranks of the run are stopped. After the end "
-    "of a run, the rank that was killed or crashed first is shown for ten minutes, unless all "
+    "Time since a rank's process on this node was first seen stopped by a signal (stopped), "
+    "waiting in the kernel for a file system or driver (blocked), or gone while other ranks of "
+    "its run continue here: ended (exit status 0), failed, terminated, killed, crashed, or "
+    "unknown. Absent for other ranks, and if all ranks of the run are stopped. After a run "
+    "ends, the rank that was killed or crashed first is shown for ten minutes, unless all ranks "
     "were.",
     *("training_job", "rank", "what", "pid"),
 )
 AWAITS = gauge(
     "dshealthd_job_rank_awaits_info",
-    "1 while the main thread of a rank waits in the kernel for somebody outside the job: for "
-    "data over a TCP connection whose peer has acknowledged everything sent (peer: its "
-    "address and port; not the job's MASTER_PORT), or for terminal input. Absent otherwise, "
-    "and if the agent may not trace processes.",
+    "1 while a rank's main thread waits in the kernel for something outside the job: for "
+    "terminal input, or for data over a TCP connection whose peer has acknowledged everything "
+    "sent (peer: its address and port; not the job's MASTER_PORT). Absent otherwise, and if the "
+    "agent lacks CAP_SYS_PTRACE.",
     *("training_job", "rank", "peer"),
 )
 SERVES = gauge(
     "dshealthd_job_rank_serves_info",
-    "1 for a port on which a process of a rank with an idle main thread listens, if the "
-    "kernel did not assign it: clients may know it. Excludes the job's MASTER_PORT and NCCL's "
-    "RAS.",
+    "1 for a port on which a rank with an idle main thread listens, unless the kernel assigned "
+    "the port: clients may use it. Excludes the job's MASTER_PORT and NCCL's RAS.",
     *("training_job", "rank", "port"),
 )
 CPU = gauge(
     "dshealthd_job_rank_cpu_cores",
-    "CPU cores that the rank's process used since the previous sample: its main thread "
-    "(`main`), or all its threads (`all`; beside an idle main thread at least what one of them "
-    "used, or would have with a CPU of its own). Absent before there is one, and while a signal "
-    "or a debugger stops the process.",
+    "CPU cores that the rank's process used since the previous sample: by its main thread "
+    "(`main`), or by all its threads (`all`). If the main thread is idle, `all` includes time "
+    "that a thread waited for a CPU. Absent while a signal or a debugger stops the process.",
     *("training_job", "rank", "threads"),
 )
 _MAIN, _ALL = "main", "all"

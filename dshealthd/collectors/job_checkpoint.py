@@ -1,8 +1,8 @@
 """The newest checkpoint of each training job: is it complete, and is there room for the next one?
 
 A training job that sends heartbeats reports where it saves. The agent looks there with the rights
-of the rank's user, once after each save and never during one. It checks the checkpoint that
-DeepSpeed's `latest` names by the names, sizes and last bytes of its files; it unpickles nothing.
+of the rank's user, once after each save and never during one. It checks the names, sizes and last
+bytes of the files in the checkpoint that DeepSpeed's `latest` names, and unpickles nothing.
 """
 
 from __future__ import annotations
@@ -36,23 +36,22 @@ if TYPE_CHECKING:
 
 FREE = gauge(
     "dshealthd_job_checkpoint_free_bytes",
-    "Space available to users other than root where the job saves its checkpoints, as of the last "
-    "check outside a save; a quota may leave less.",
+    "Space available to users other than root where the job saves its checkpoints, at the last "
+    "check between saves; a quota may leave less.",
     "training_job",
 )
 NEXT = gauge(
     "dshealthd_job_checkpoint_next_bytes",
     "Expected size of the job's next checkpoint: the largest of its last three. Absent if the "
-    "job needs no extra room: each save overwrites the last one, or an earlier save fitted "
-    "into less free space.",
+    "next save needs no extra space: each save overwrites the last one, or an earlier save "
+    "fitted into less.",
     "training_job",
 )
 PROBLEMS = gauge(
     "dshealthd_job_checkpoint_problems",
-    "Files with this problem in the checkpoint that DeepSpeed's latest names: missing (a rank's "
-    "file, judged by the other names and the number of files expected), empty, cut_off (ends "
-    "before its table of contents); no_directory: 1 if the checkpoint's directory does not exist. "
-    "Checked once after each save. Missing is absent if each node saves to its own disk.",
+    "Files with this problem in the newest DeepSpeed checkpoint: missing (a rank's file), "
+    "empty, or cut_off (truncated); no_directory is 1 if the checkpoint's directory does not "
+    "exist. Checked once after each save. missing is absent if each node saves to its own disk.",
     *("training_job", "problem"),
 )
 

@@ -1,6 +1,6 @@
 """Settings of training jobs, from their environments.
 
-Their runs, their rendezvous addresses, and settings that do not fit the run or this node.
+Runs, rendezvous addresses, and settings that are wrong for the run or this node.
 
 Read from allow-listed variables of the environment that a process was started with, and from
 `/etc/nccl.conf` as the process sees it. Variables that a program sets for itself later are not
@@ -96,24 +96,24 @@ ORPHANED = gauge(
 )
 KIN = gauge(
     "dshealthd_job_rendezvous_kin_info",
-    "1; kin is a digest of the run's rendezvous with one variable left out. Runs with the same "
-    "kin differ only in that variable; if only one of them has a rank 0, their ranks belong "
-    "together and failed to meet.",
+    "1; kin is a digest of the run's rendezvous settings without one variable. Runs with the "
+    "same kin differ only in that variable; if only one of them has a rank 0, they are one run "
+    "whose ranks failed to meet.",
     *("training_job", "run", "variable", "kin"),
 )
 PROBLEMS = gauge(
     "dshealthd_job_environment_problems",
-    "Ranks of the run on this node whose variable has this problem; rank is the lowest of them. "
-    "Placement: beyond, repeated, absent, down, loopback, unordered; transport: disabled; port: "
-    "exposed; value: out_of_range, no_number, differs (from most ranks here); name: unread, "
-    "retired, renamed, misspelt (variable is the intended name), unknown (variable is other). "
-    "Absent means none.",
+    "Number of ranks of the run on this node whose variable has this problem; the label rank is "
+    "the lowest of them. Placement: beyond, repeated, absent, down, loopback, unordered; "
+    "transport: disabled; port: exposed; value: out_of_range, no_number, differs (from most "
+    "ranks here); name: unread, retired, renamed, misspelt (variable is the intended name), "
+    "unknown (variable is other). Absent means none.",
     *("training_job", "run", "rank", "variable", "problem"),
 )
 FINGERPRINT = gauge(
     "dshealthd_job_setting_fingerprint",
-    "48-bit digest of the values that the run's ranks on this node have for an NCCL setting that "
-    "must be the same on all ranks; absent if no rank sets it.",
+    "48-bit digest of an NCCL setting that must be the same on all ranks, over the run's ranks "
+    "on this node; absent if no rank sets it.",
     *("training_job", "run", "variable"),
 )
 DECLINED = gauge(
@@ -123,9 +123,9 @@ DECLINED = gauge(
 )
 HELD = gauge(
     "dshealthd_job_held_gpus",
-    "GPUs of this node that the scheduler has given to the run, by the environment of its "
-    "processes (SLURM_STEP_GPUS, SLURM_JOB_GPUS, or NVIDIA_VISIBLE_DEVICES with UUIDs); absent if "
-    "they do not say. terminal is true if one of them has a terminal: an interactive session.",
+    "GPUs of this node that the scheduler allocated to the run, from the environment of its "
+    "processes (SLURM_STEP_GPUS, SLURM_JOB_GPUS, or NVIDIA_VISIBLE_DEVICES with UUIDs); absent "
+    "if unknown. terminal is true for an interactive session.",
     *("training_job", "run", "terminal"),
 )
 LEFT_OUT = gauge(

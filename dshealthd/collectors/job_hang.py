@@ -26,64 +26,63 @@ if TYPE_CHECKING:
 _RANK = ("training_job", "rank")
 HANG = gauge(
     "dshealthd_job_hang",
-    "1 while the job is hung as far as this node knows, by cause: process, checkpoint, input, "
-    "desync, or waiting (no cause on this node; 0 for the first 90 s). 0 while its ranks here "
-    "are silent without a hang: working (GPUs, CPUs, NCCL, files or sockets are active), "
-    "between_steps (unknown what they do), idle (none is at work or in a collective), "
-    "collective (some wait for others, none is at work), starting (in the first steps), "
-    "suspended (all its processes here are stopped), debugger. 0 with class none while the job "
-    "makes progress or is in a marked pause.",
+    "1 while this node considers the job hung, by cause: process, checkpoint, input, desync, or "
+    "waiting (no cause on this node; 0 for the first 90 s). 0 while its ranks here are silent "
+    "but not hung: working (GPUs, CPUs, NCCL, files or sockets are active), between_steps "
+    "(activity unknown), idle (no rank works or is in a collective), collective (some ranks "
+    "wait for others, none works), starting (in the first steps), suspended (all processes here "
+    "are stopped), debugger. 0 with class none while the job makes progress or is in a marked "
+    "pause.",
     *("training_job", "class"),
 )
 PATIENCE = gauge(
     "dshealthd_job_hang_patience_seconds",
-    "Longest time that the ranks of a silent job may be overdue while it is unknown what "
-    "they, or ranks elsewhere, do: until a minute before the job's own watchdog ends it, ten "
-    "minutes of silence at most.",
+    "Longest time that the ranks of a silent job may be overdue while their activity is "
+    "unknown: until a minute before the job's own watchdog ends it, but at most ten minutes of "
+    "silence.",
     "training_job",
 )
 CULPRIT = gauge(
     "dshealthd_job_hang_culprit_info",
-    "1 for a rank on this node that the others wait for: stopped, traced (in a debugger), "
-    "gone, blocked in the kernel or in a checkpoint. If all ranks of the job are on this "
-    "node, also paused (in a pause of its own), input (between steps), behind or ahead. At "
-    "most 8 per job.",
+    "1 for a rank on this node that the others wait for: stopped, traced (in a debugger), gone, "
+    "blocked in the kernel or in a checkpoint. If all ranks of the job are on this node, also "
+    "paused (unlike the other ranks), input (between steps), behind or ahead. At most 8 per job.",
     *_RANK,
     *("class", "reason"),
 )
 OVERDUE = gauge(
     "dshealthd_job_overdue_seconds",
-    "Time by which a rank's silence exceeds the usual; 0 while it does not. Counts only while "
-    "the agent runs.",
+    "Time by which a rank's silence exceeds dshealthd_job_step_bound_seconds, else 0. Counts "
+    "only while the agent runs.",
     *_RANK,
 )
 BOUND = gauge(
     "dshealthd_job_step_bound_seconds",
-    "Longest usual silence in the rank's current phase: twice the longest of the last hours, "
-    "at least 30 s; 100 s in the first steps. In a marked pause: half an hour the first time, "
-    "later four times the longest, at least 5 min; less while no rank works in it, or where the "
-    "rank waits in a collective that times out before.",
+    "Longest usual silence in the rank's current phase: twice the longest of the last hours, at "
+    "least 30 s; 100 s in the first steps. In a marked pause: half an hour the first time, "
+    "later four times the longest, at least 5 min; less while no rank works, or if the rank is "
+    "in a collective that times out sooner.",
     *_RANK,
 )
 POSITION = gauge(
     "dshealthd_job_position",
-    "Progress of the rank in steps: completed steps, plus 1/3 in the next forward pass and "
-    "2/3 in its backward pass; with gradient accumulation, in the last passes of the step, "
-    "and less before. Absent if the stage is unknown.",
+    "Progress of the rank in steps: completed steps, plus 1/3 in the next forward pass and 2/3 "
+    "in its backward pass; less in the earlier passes of gradient accumulation. Absent if the "
+    "stage is unknown.",
     *_RANK,
 )
 SILENT_POSITION = gauge(
     "dshealthd_job_silent_rank_position",
     "Progress of the rank in steps, like dshealthd_job_position, or its completed steps if "
-    "its stage is unknown (empty); only while the job is stalled on this node. Rules compare "
+    "stage is empty (unknown); only while the job is stalled on this node. Alert rules compare "
     "it between nodes.",
     *_RANK,
     "stage",
 )
 SILENT_OVERDUE = gauge(
     "dshealthd_job_silent_overdue_seconds",
-    "Least time by which the silence of each rank here exceeds the usual; only while the job "
-    "is stalled on this node.",
+    "Smallest dshealthd_job_overdue_seconds among the ranks on this node; only while the job is "
+    "stalled here.",
     "training_job",
 )
 RUNNABLE = gauge(
@@ -105,20 +104,19 @@ PHASE_SECONDS = gauge(
 )
 COLLECTIVE = gauge(
     "dshealthd_job_collective_seconds",
-    "Time for which a silent rank has waited for others: between two steps, in a collective, "
-    "or in a GPU kernel that moves no data. Absent while it does not wait, and if torch's "
-    "waits are not seen. The operation ends with the mark of its process group, if that has "
-    "all ranks but is not the default one.",
+    "Time for which a silent rank has waited for others: between two steps, in a collective, or "
+    "in a GPU kernel that moves no data. Absent while it does not wait, and if torch's waits "
+    "are not visible.",
     *_RANK,
     "operation",
 )
 ENDED = gauge(
     "dshealthd_job_rank_ended_timestamp_seconds",
-    "Unix time at which the process of a rank that had made steps ended, and how: ended (exit "
-    "status 0), failed (another status), terminated (a termination signal, or exit status 128 "
-    "plus its number), killed (SIGKILL), crashed (another signal), unknown. Shown for ten "
-    "minutes after the last end of the job here, longer while a rank here is silent, or until "
-    "the job continues.",
+    "Unix time at which a rank that had made steps ended, and how: ended (exit status 0), "
+    "failed (another status), terminated (a termination signal, or exit status 128 plus its "
+    "number), killed (SIGKILL), crashed (another signal), unknown. Shown for ten minutes after "
+    "the job's last rank here ended, longer while a rank here is silent, or until the job "
+    "continues.",
     *_RANK,
     "how",
 )

@@ -1,10 +1,9 @@
 """Collectives that the ranks of jobs launch, as `dshealthd-launches.service` counts them from
 outside.
 
-The service is a process of its own, as it has rights that the agent lacks, and is off by default.
-Without its file nothing is exported. Times are those of the hosts: when a rank launches, not when
-its GPU computes. A CUDA graph is launched without these functions, so an old launch alone says
-nothing.
+The service is separate because it needs more privileges than the agent, and is off by default.
+Times are when the host launches, not when the GPU computes. CUDA graph launches are not counted, so
+an old launch alone is not a fault.
 """
 
 from __future__ import annotations
@@ -35,34 +34,34 @@ if TYPE_CHECKING:
 
 LAUNCHES = gauge(
     "dshealthd_job_launches",
-    "Operations of NCCL that the rank has launched in its present communicators, since they are "
-    "counted: collectives, or sends and receives (send). Its rise is the rate. Absent for ranks "
-    "that are not counted.",
+    "NCCL operations that the rank has launched in its current communicators since counting "
+    "began: collectives, or sends and receives (send). Absent for ranks that are not counted.",
     *("training_job", "rank", "kind"),
 )
 AGE = gauge(
     "dshealthd_job_launch_age_seconds",
-    "Time since the rank last launched an operation of NCCL. Absent if none was counted. Replays "
-    "of CUDA graphs are not seen.",
+    "Time since the rank last launched an NCCL operation. Absent if none was counted. CUDA "
+    "graph replays are not counted.",
     *("training_job", "rank"),
 )
 BEHIND = gauge(
     "dshealthd_job_launches_behind",
-    "Collectives that the furthest rank of this node has launched and this one has not, the most "
-    "of any communicator. Only of communicators that were counted from their first collective on "
-    "in two ranks here; absent otherwise.",
+    "Collectives by which the rank is behind the furthest rank of this node, in the "
+    "communicator where it is furthest behind. Covers only communicators counted from their "
+    "first collective on in at least two ranks here; absent otherwise.",
     *("training_job", "rank"),
 )
 LATE = gauge(
     "dshealthd_job_launch_lateness_seconds",
-    "Median time after the first rank of this node at which the rank launches a collective, over "
-    "the latest 60 at most, in that communicator of all its ranks here that launches most. Of host "
-    "times: a slow GPU is not seen. Absent as above, and without such a communicator.",
+    "Median delay between the first rank of this node launching a collective and this rank "
+    "launching it, over at most the latest 60, in the busiest communicator that all ranks here "
+    "share. Host time, so it does not show a slow GPU. Absent without such a communicator.",
     *("training_job", "rank"),
 )
 UNCOUNTED = gauge(
     "dshealthd_job_launches_uncounted_ranks",
-    "Ranks here of which launches are not counted, or not all (too_many_communicators), by why.",
+    "Ranks on this node whose launches are not counted, or not all counted "
+    "(too_many_communicators), by reason.",
     *("training_job", "reason"),
 )
 

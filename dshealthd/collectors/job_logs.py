@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 FAILURE = gauge(
     "dshealthd_job_failure_info",
-    "1 for the cause of the job's failure according to its logs on this node: its runbook "
-    "(slug), the culprit ranks (at most eight; empty if no single rank is), their node (empty "
-    "if the logs do not name it), and the cause in words (cause).",
+    "1 for the cause of the job's failure, from its logs on this node: runbook (slug), culprit "
+    "ranks (at most eight; empty if unknown), their node (empty if the logs do not name it), "
+    "and a description (cause).",
     *("training_job", "slug", "rank", "node", "cause"),
 )
 FILES = gauge(
@@ -40,8 +40,8 @@ FILES = gauge(
 )
 SKIPPED = counter(
     "dshealthd_job_log_skipped_bytes_total",
-    "Bytes of job logs skipped because they grew faster than the read limit: causes in them are "
-    "missed.",
+    "Bytes of job logs skipped because they grew faster than the read limit; failures logged "
+    "there are missed.",
 )
 
 PROCESSES_EVERY = 5.0

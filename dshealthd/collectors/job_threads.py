@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 THREADS = gauge(
     "dshealthd_job_threads",
     "Threads in the cgroup closest to its limit, among the cgroups of the job's processes and "
-    "their parents; other processes may be in it too. pids.current.",
+    "their parents; may include other processes. pids.current.",
     "training_job",
 )
 LIMIT = gauge(

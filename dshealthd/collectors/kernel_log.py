@@ -1,7 +1,7 @@
 """Faults in the kernel log, counted across restarts of the agent.
 
 Xids, NVSwitch and NVLink errors, OOM kills, hung tasks, I/O, link and bus errors; from `/dev/kmsg`,
-or from systemd's journal where a container may not open that.
+or from systemd's journal in a container that may not open it.
 
 Only records of the kernel's own facility count. Every record is read once or counted as lost. A
 state file keeps the position and the counts, so that a restarted agent continues within the same
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 _GPU = ("gpu", "pci")
 XIDS = counter(
     "dshealthd_xid_errors_total",
-    "Xid lines of the GPU driver since boot, as far back as the log went. One fault may print "
+    "Xid lines of the GPU driver since boot, as far back as the log reached. One fault may log "
     "several. gpu is the position of the PCI device among NVIDIA's, which is NVML's index; \"\" "
     "if the device is gone.",
     *_GPU,
@@ -59,9 +59,9 @@ XIDS = counter(
 )
 LAST_XID = gauge(
     "dshealthd_xid_last_timestamp_seconds",
-    "Unix time at which the last such Xid line was read. For lines already in the log when the "
-    "agent first started in this boot: their own time by the kernel's clock, which drifts from "
-    "the system clock over weeks.",
+    "Unix time at which the last such Xid line was read. Lines logged before the agent first "
+    "started in this boot have the kernel's timestamp, which drifts from the system clock over "
+    "weeks.",
     *_GPU,
     "xid",
 )
@@ -86,15 +86,15 @@ LAST_NVLINK = gauge(
 )
 SXIDS = counter(
     "dshealthd_sxid_errors_total",
-    "Errors reported by the NVSwitch driver (SXid) since boot, as far back as the log went.",
+    "Errors reported by the NVSwitch driver (SXid) since boot, as far back as the log reached.",
     *("nvswitch", "pci", "sxid", "severity"),
 )
 EVENTS = counter(
     "dshealthd_kernel_events_total",
-    "Faults in the kernel log since boot, as far back as the log went. The kernel rate-limits "
-    "some of these lines. device is what the line names, as the kernel does: a disk without its "
-    "partition, a PCI address, an interface, a CPU's number, a DIMM's label, a server; \"\" if it "
-    "names none, other beyond 32 of an event.",
+    "Faults in the kernel log since boot, as far back as the log reached. The kernel "
+    "rate-limits some of these lines. device is what the line names: a disk without its "
+    'partition, a PCI address, an interface, a CPU, a DIMM, a server; "" if it names none, '
+    "other after the first 32 devices of an event.",
     *("event", "device"),
 )
 LOST = counter(
@@ -120,9 +120,7 @@ _VERSION = 1
 class KernelLogOptions(CollectorOptions):
     """How much of the log one collection reads, and how often the position is saved."""
 
-    interval: Duration = option(
-        "1s", "Least time from one read of new lines to the next.", minimum="100ms"
-    )
+    interval: Duration = option("1s", "Minimum time between reads.", minimum="100ms")
     read_time: Duration = constant("20ms")
     """How long one collection may read, in the agent's loop; the next one reads the rest."""
     read_records: int = constant(10_000)
@@ -131,8 +129,8 @@ class KernelLogOptions(CollectorOptions):
     """Minimum time between writes of the state file: what a crash counts twice."""
     journal: bool = option(
         False,
-        "Read the kernel's records from systemd's journal below path.rootfs, not from /dev/kmsg, "
-        "which a container may open only if it is privileged.",
+        "Read the kernel log from systemd's journal below path.rootfs, not from /dev/kmsg, "
+        "which only a privileged container can open.",
     )
 
 

@@ -1,7 +1,7 @@
 """Maintenance of this node: planned work, until its end time or until it is cancelled.
 
 Set by `dshealthd maintenance on`, or by Slurm's health check when an operator drains the node. Only
-root and the agent's own user may set it, as no other user may write to `path.state`.
+root and the agent's user can set it, because only they can write to `path.state`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_REASON = 80
 ACTIVE = gauge("dshealthd_maintenance", "1 while the node is in maintenance, else 0.")
 END = gauge(
     "dshealthd_maintenance_end_timestamp_seconds",
-    "Unix time at which the maintenance ends by itself; absent outside maintenance.",
+    "Unix time at which the maintenance expires; absent outside maintenance.",
 )
 BEGIN = gauge(
     "dshealthd_maintenance_begin_timestamp_seconds",

@@ -2,9 +2,9 @@
 Inspector plugin.
 
 A job writes them if it runs with NCCL_PROFILER_PLUGIN, NCCL_INSPECTOR_ENABLE=1,
-NCCL_INSPECTOR_PROM_DUMP=1 and a dump interval. They are found through NCCL_INSPECTOR_DUMP_DIR of
-training processes, or where the site's switch has them written. The format follows the source of
-NCCL 2.29.3 to 2.30.7; it has not been tested with files of a real NCCL.
+NCCL_INSPECTOR_PROM_DUMP=1 and a dump interval. The agent finds the files through
+NCCL_INSPECTOR_DUMP_DIR of training processes, or where the site-wide switch puts them. The parser
+follows the source of NCCL 2.29.3 to 2.30.7 and has not been tested with real files.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _LABELS = ("training_job", "uuid", "operation", "size", "nodes", "message")
 BANDWIDTH = gauge(
     "dshealthd_job_nccl_bus_bandwidth_bytes_per_second",
     "Bus bandwidth of the job's operations on this GPU since the previous dump, as defined by "
-    "nccl-tests: geometric mean over its communicators of this size (ranks) and nodes, and over "
-    "algorithms and messages of this class. job is unknown if it cannot be determined.",
+    "nccl-tests: geometric mean over communicators of this size (ranks) and node count, over "
+    "all algorithms. training_job is unknown if it cannot be determined.",
     *_LABELS,
 )
 SECONDS = gauge(
     "dshealthd_job_nccl_operation_seconds",
-    "Duration of one operation, including waiting for other ranks: arithmetic mean over the same.",
+    "Mean duration of one operation, including waiting for other ranks; same labels.",
     *_LABELS,
 )
 FILES = gauge(
@@ -69,7 +69,7 @@ FILES = gauge(
 )
 MALFORMED = gauge(
     "dshealthd_nccl_inspector_malformed_lines",
-    "Lines in the accepted files that are not in the Inspector's format; they are ignored.",
+    "Lines in the accepted files that are not in the Inspector's format and were ignored.",
 )
 
 VARIABLE = "NCCL_INSPECTOR_DUMP_DIR"

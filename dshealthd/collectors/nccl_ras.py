@@ -45,15 +45,16 @@ if TYPE_CHECKING:
 
 STATE = gauge(
     "dshealthd_job_nccl_ras_state",
-    "1 for the outcome of the last query of NCCL's RAS: answered; split (its parts consider each "
-    "other dead, as after a stop of more than a minute; the job may be healthy, and its answers "
-    "are ignored until it restarts); failed; no_listener (no RAS yet); stranger (a process of "
-    "another job has the address); disabled (NCCL_RAS_ENABLE); namespace (the job's network is not "
-    "the agent's); elsewhere (this node sees no rank 0 of the job, so it does not query). Not "
-    "queried: not_loaded (no process of the job has mapped NCCL yet); release_without_ras (before "
-    "2.24); release_without_json (2.24, 2.25); unsafe_release (2.26 to 2.28.6: answering can crash "
-    "the job); unsafe_on_ipv6 (2.28.7 to 2.28.9 with an IPv6 bootstrap network); unknown_release "
-    "(see ask_unknown_releases); implausible (an answer was impossible; until the job restarts).",
+    "1 for the outcome of the last query of NCCL's RAS: answered; split (its parts consider "
+    "each other dead, as after a stop of more than a minute; the job may be healthy, and its "
+    "answers are ignored until it restarts); failed; no_listener (no RAS yet); stranger "
+    "(another job's process has the address); disabled (NCCL_RAS_ENABLE); namespace (the job "
+    "has its own network namespace); elsewhere (rank 0 is on another node, which queries). Not "
+    "queried: not_loaded (no process of the job has mapped NCCL yet); release_without_ras "
+    "(before 2.24); release_without_json (2.24, 2.25); unsafe_release (2.26 to 2.28.6: "
+    "answering can crash the job); unsafe_on_ipv6 (2.28.7 to 2.28.9 with an IPv6 bootstrap "
+    "network); unknown_release (see ask_unknown_releases); implausible (an answer was "
+    "inconsistent; until the job restarts).",
     *("training_job", "state"),
 )
 COMMUNICATORS = gauge(
@@ -77,16 +78,16 @@ IDLE = gauge(
 )
 LAG = gauge(
     "dshealthd_job_nccl_rank_operations_behind",
-    "Number of operations by which a rank is behind in a communicator without progress; at most 8 "
-    "ranks per job. rank is the global rank if a communicator of WORLD_SIZE reveals it; host "
-    "is an address on NCCL's bootstrap network, gpu is NVML's index there.",
+    "Number of operations by which a rank is behind in a communicator without progress; at most "
+    "8 ranks per job. rank is the global rank, if known; host is an address on NCCL's bootstrap "
+    "network; gpu is the NVML index on that host.",
     *("training_job", "rank", "host", "gpu", "operation"),
 )
 TROUBLE = gauge(
     "dshealthd_job_nccl_rank_trouble_info",
-    "1 for a rank that is dead, unresponsive or has an error; at most 8 per job, dead ones first. "
-    "remote_error marks a rank that lost its connection to another rank: check that other rank. "
-    "Labels as for dshealthd_job_nccl_rank_operations_behind.",
+    "1 for a rank that is dead, unresponsive or has an error; at most 8 per job, dead ones "
+    "first. remote_error marks a rank that lost its connection to another rank: check the other "
+    "rank. Labels as for dshealthd_job_nccl_rank_operations_behind.",
     *("training_job", "rank", "host", "gpu", "trouble"),
 )
 

@@ -135,7 +135,7 @@ class NetworkOptions(CollectorOptions):
     """Options of this collector."""
 
     include: tuple[str, ...] = option(
-        [], 'Interfaces to include besides those with hardware, as shell patterns: "br-*".'
+        [], 'Interfaces to include besides hardware interfaces, as shell patterns: "br-*".'
     )
     exclude: tuple[str, ...] = option([], 'Interfaces to leave out, as shell patterns: "usb*".')
 

@@ -42,7 +42,7 @@ SUMS = gpu_counter(
 )
 SPEED = gpu_gauge(
     "dshealthd_nvlink_speed_bytes_per_second",
-    "Speed of one link in one direction, common to all active links of the GPU.",
+    "Speed of one link in one direction; the same for all active links of the GPU.",
 )
 TRANSMITTED = gpu_counter(
     "dshealthd_nvlink_transmit_bytes_total",

@@ -1,8 +1,8 @@
-"""The NVLink domain of this node's GPUs, from NVML: the fabric that they are registered with.
+"""The NVLink domain of this node's GPUs, from NVML: their registration with the fabric.
 
-On a node that manages NVSwitches, also its daemons: after their end, NVML still reports
-the last state of the GPUs. In a domain of several nodes (GB200 NVL72 and the like), also IMEX,
-which jobs across nodes need; elsewhere it may be installed but idle, and is not reported.
+On nodes that manage NVSwitches, it also checks their daemons, because NVML keeps reporting the last
+GPU state after a daemon dies. In multi-node domains such as GB200 NVL72, it also checks IMEX, which
+multi-node jobs need.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STATE = gpu_gauge(
     "dshealthd_gpu_fabric_state",
     "Registration with the NVLink fabric: 0 not supported, 1 not started, 2 in progress, 3 "
-    "completed. 0 is a fault on GPUs whose NVLink 5 links lead to a switch.",
+    "completed. On GPUs whose NVLink 5 links lead to a switch, 0 is a fault.",
 )
 HEALTHY = gpu_gauge(
     "dshealthd_gpu_fabric_healthy",
@@ -42,24 +42,24 @@ PROBLEM = gpu_gauge(
 )
 DOMAIN = gpu_gauge(
     "dshealthd_nvlink_domain_info",
-    "1; the cluster UUID of the multi-node NVLink fabric that the GPU is registered with, and its "
-    "clique there. GPUs with the same UUID and clique reach each other over NVLink.",
+    "1; the GPU's multi-node NVLink fabric (cluster UUID) and its clique there. GPUs with the "
+    "same UUID and clique reach each other over NVLink.",
     *("domain", "clique"),
 )
 MANAGER_RUNNING = gauge(
     "dshealthd_fabric_manager_running",
-    "1 if the daemon is running that manages this node's NVSwitches: nv-fabricmanager, and nvlsm "
-    "with Blackwell's boards. Only on nodes that manage NVSwitches.",
+    "1 if this NVSwitch daemon is running: nv-fabricmanager, and nvlsm on Blackwell boards. "
+    "Only on nodes that manage NVSwitches.",
     "daemon",
 )
 MANAGER_ENABLED = gauge(
     "dshealthd_fabric_manager_enabled",
-    "1 if systemd starts nvidia-fabricmanager with the node. Only on nodes that manage NVSwitches.",
+    "1 if systemd starts nvidia-fabricmanager at boot. Only on nodes that manage NVSwitches.",
 )
 NODES = gauge(
     "dshealthd_imex_nodes",
-    "Nodes between which IMEX shares GPU memory, from its nodes_config.cfg; 0 if it is not set up. "
-    "Only in an NVLink domain of several nodes, like all IMEX metrics.",
+    "Nodes among which IMEX shares GPU memory, from its nodes_config.cfg; 0 if it is not set "
+    "up. Only in an NVLink domain of several nodes, like all IMEX metrics.",
 )
 RUNNING = gauge("dshealthd_imex_running", "1 if a process of the service nvidia-imex is running.")
 LISTENING = gauge(

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 OPEN = gauge(
     "dshealthd_open_files",
-    "Open files of the system (scope system: fs.file-nr), or descriptors of the process closest "
-    "to its own limit: among all processes (scope process), among a training job's (scope job).",
+    "Open files of the system (scope system: fs.file-nr), or of the process closest to its own "
+    "limit among all processes (scope process) or among a training job's (scope job).",
     *("scope", "training_job"),
 )
 LIMIT = gauge(

@@ -39,15 +39,15 @@ PORTS_USED = gauge(
 )
 LISTENERS = gauge(
     "dshealthd_rendezvous_listeners",
-    "Listeners on rendezvous ports by whether the parent of their owner is gone. A launcher that "
-    "was detached on purpose (nohup) is an orphan too. unknown: the owner has not been found yet, "
+    "Listeners on rendezvous ports by whether their process has lost its parent. A launcher "
+    "detached on purpose (nohup) is an orphan too. unknown: the process has not been found yet, "
     "is not visible to the agent, or is a child of a container's first process.",
     "orphaned",
 )
 AGE = gauge(
     "dshealthd_rendezvous_listener_age_seconds",
-    "Age of the oldest listener: since the agent saw it appear, or, if it predates the agent, "
-    "since its process started. If the owner is not found, since the agent first saw it.",
+    "Age of the oldest listener: since the agent first saw it, or since its process started if "
+    "that was before the agent.",
     "orphaned",
 )
 
@@ -92,7 +92,7 @@ class RendezvousOptions(CollectorOptions):
 
     interval: Duration = option(
         "15s",
-        "Time from one sample to the next; the walk through the socket table is shared with tcp.",
+        "Time from one sample to the next; shares its read of the socket table with tcp.",
         minimum="100ms",
     )
     ports: str = option("29500-29600", "Ports that jobs use as MASTER_PORT.")

@@ -51,13 +51,14 @@ T = TypeVar("T")
 
 INFO = gauge(
     "dshealthd_software_info",
-    "1 for each version in use: on the node (environment and job empty), in a configured "
-    "environment, or loaded by the processes of a training job (installed, until they load it).",
+    "1 for each version in use: on the node (environment and training_job empty), in a "
+    "configured environment, or in a training job (the installed version until its processes "
+    "load one).",
     *("component", "version", "environment", "training_job"),
 )
 PEER_MEMORY = gauge(
     "dshealthd_gpu_direct_peer_memory",
-    "1 if NVIDIA's adapters can reach GPU memory: through the module nvidia_peermem, or as a "
+    "1 if NVIDIA adapters can access GPU memory, through the module nvidia_peermem or as a "
     "DMA-BUF of the open driver. Only with GPUs and such adapters.",
 )
 TRANSLATED = gauge(
@@ -67,8 +68,8 @@ TRANSLATED = gauge(
 )
 FINGERPRINT = gauge(
     "dshealthd_software_fingerprint",
-    "48-bit digest of the version or the settings, only for comparison across nodes: equal if they "
-    "are equal. The kernel command line is taken without node-specific arguments such as root=.",
+    "48-bit digest of the version or settings, for comparison across nodes. Node-specific "
+    "arguments of the kernel command line, such as root=, are left out.",
     *("component", "environment", "training_job"),
 )
 
@@ -132,9 +133,7 @@ class SoftwareOptions(CollectorOptions):
     interval: Duration = option("1m", "Time from one sample to the next.", minimum="100ms")
     deadline: Duration = constant("5s")
     """As long as a path of `filesystem` may take: its files may be on a network."""
-    environments: tuple[Path, ...] = option(
-        [], "Prefixes of Python environments to check, such as /opt/venv."
-    )
+    environments: tuple[Path, ...] = option([], "Python environments to check, such as /opt/venv.")
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield each invalid option of software versions, and why."""

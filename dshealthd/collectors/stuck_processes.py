@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 STUCK = gauge(
     "dshealthd_processes_stuck",
-    "Processes, excluding kernel threads, in uninterruptible sleep (state D) in two samples in a "
-    "row, `interval` apart, without using CPU in between; SIGKILL does not end them.",
+    "User processes in uninterruptible sleep (state D) in two consecutive samples without using "
+    "CPU in between; SIGKILL does not end them.",
 )
 
 

@@ -23,9 +23,9 @@ PORTS = gauge(
 PORTS_USED = gauge(
     "dshealthd_tcp_ephemeral_ports_used",
     "Ports of ip_local_port_range that at least one socket is bound to, in any state, including "
-    "TIME_WAIT. Counts ports, not sockets, as connections to different destinations share a port: "
-    "a full range fails every bind(2) to port 0, but connect(2) only to a destination already "
-    "connected from every port.",
+    "TIME_WAIT. Counts ports, not sockets, because connections to different destinations can "
+    "share a port. When the range is full, bind(2) to port 0 fails; connect(2) fails only to a "
+    "destination already connected from every port.",
 )
 MAX_TIME_WAIT = gauge(
     "dshealthd_tcp_time_wait_limit",

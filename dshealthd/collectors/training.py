@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 _RANK = ("training_job", "rank")
 INFO = gauge(
     "dshealthd_job_info",
-    "1; labels give the job's launcher, as in dshealthd_job_run_info, and its world size (empty "
-    "if it does not declare one).",
+    "1; the job's launcher, as in dshealthd_job_run_info, and its world size (empty if unknown).",
     *("training_job", "launcher", "world_size"),
 )
 STEP = gauge(
@@ -44,7 +43,7 @@ STEP_SECONDS = gauge(
 )
 HEARD = gauge(
     "dshealthd_job_heartbeat_timestamp_seconds",
-    "Unix time of a rank's last heartbeat, for a step, a stage of it, or a phase.",
+    "Unix time of a rank's last heartbeat.",
     *_RANK,
 )
 PHASE = gauge(
@@ -56,44 +55,44 @@ PHASE = gauge(
 )
 STAGE = gauge(
     "dshealthd_job_stage",
-    "1 for the stage of the rank's step on its host, as of the last heartbeat: input (the next "
+    "1 for the stage of the rank's step on its host, at the last heartbeat: input (the next "
     "forward pass has not begun), forward, or backward (gradients, collectives, optimizer). "
-    "Absent if unknown. A CUDA device may lag.",
+    "Absent if unknown. The GPU may lag behind the host.",
     *_RANK,
     "stage",
 )
 INPUT_SECONDS = gauge(
     "dshealthd_job_input_seconds",
     "Time that a step of the rank waits for its input: moving average over ten steps, without "
-    "steps with a marked pause and without waits for other ranks. With CUDA, the device's "
-    "wait rather than the host's, and only for input between steps.",
+    "steps with a marked pause and without waits for other ranks. With CUDA, the wait of the "
+    "device, and only between steps.",
     *_RANK,
 )
 WAIT_SECONDS = gauge(
     "dshealthd_job_step_wait_seconds",
     "Time of a step in which the rank waited for other ranks, in collectives, sends and "
-    "receives: mean over some 30 s. Absent if no wait is seen. role is empty, or the stage of "
+    "receives: mean over about 30 s. Absent if no wait is seen. role is empty, or the stage of "
     "a pipeline; source is the clock: host, or device (CUDA events).",
     *_RANK,
     *("role", "source"),
 )
 WORK_SECONDS = gauge(
     "dshealthd_job_step_work_seconds",
-    "The rest of the step: the rank's own work. Comparable only among ranks of one role.",
+    "The rest of the step: the rank's own work. Compare only ranks of the same role.",
     *WAIT_SECONDS.dimensions,
 )
 NODE_WORK_SECONDS = gauge(
     "dshealthd_job_node_work_seconds",
-    "dshealthd_job_step_work_seconds among this node's ranks of one role, over eight windows "
-    "of steps: of the slowest rank, as exceeded in six of them (slow), and the median rank "
-    "(usual). over is the nominal length of the windows, or pauses: a step plus the pauses in "
-    "five of eight 5m windows. Absent while no steps are made.",
+    "Own work per step (dshealthd_job_step_work_seconds) of this node's ranks of one role: "
+    'of="slow" is exceeded by the slowest rank in six of eight windows; of="usual" is the '
+    "median rank. over is the length of a window, or pauses (work and pauses, in 5m windows). "
+    "Absent while no steps are made.",
     *("training_job", "role", "over", "of"),
 )
 NODE_VARIANCE = gauge(
     "dshealthd_job_node_work_variance",
-    "Variance of the logarithm of dshealthd_job_node_work_seconds: between the ranks "
-    "(between), and of one rank's mean, from its windows (within).",
+    "Variance of the logarithm of dshealthd_job_node_work_seconds: between ranks (between), and "
+    "of one rank's mean over its windows (within).",
     *("training_job", "role", "over", "of"),
 )
 SLOWEST = gauge(
@@ -124,7 +123,7 @@ LOSS_FINITE = gauge(
 )
 NONFINITE = counter(
     "dshealthd_job_nonfinite_losses_total",
-    "NaN or infinite losses among the rank's losses that were read.",
+    "NaN or infinite losses seen on this rank.",
     *_RANK,
 )
 SKIPPED = counter(
@@ -152,12 +151,12 @@ COMMUNICATION = counter(
 )
 REJECTED = counter(
     "dshealthd_heartbeats_rejected_total",
-    "Pages of training processes that held no heartbeat.",
+    "Pages of training processes without a valid heartbeat.",
 )
 UNIDENTIFIED = gauge(
     "dshealthd_heartbeat_processes_unidentified",
-    "Processes with a heartbeat page that could not be identified, by reason; they get no series. "
-    "dshealthd_processes_unseen counts those that could not be searched for one.",
+    "Processes with a heartbeat page that could not be identified and have no series, by "
+    "reason. dshealthd_processes_unseen counts processes that could not be searched for a page.",
     "reason",
 )
 LEFT_OUT = gauge(

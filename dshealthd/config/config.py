@@ -51,14 +51,14 @@ class Web:
     )
     hostnames: tuple[str, ...] = option(
         [],
-        "More host names that browsers may use, such as a proxy's; the host name and "
-        "addresses are always allowed.",
+        "Additional host names that browsers may use, such as a proxy's; the node's own name "
+        "and addresses are always allowed.",
     )
     max_connections: int = option(
-        128, "Connections served at a time; further ones replace idle ones.", minimum=1
+        128, "Maximum number of connections; new ones replace idle ones.", minimum=1
     )
     max_connections_per_address: int = option(
-        8, "Connections served at a time to one client address.", minimum=1
+        8, "Maximum number of connections per client address.", minimum=1
     )
     header_timeout: Duration = option("5s", "Header read timeout.", minimum="100ms")
 
@@ -72,12 +72,12 @@ class Web:
 
 @dataclass(frozen=True, kw_only=True)
 class Paths(Host):
-    """Roots of the host's file systems, and the agent's own directory."""
+    """Mount points of the host's file systems, and the agent's state directory."""
 
     state: Path = option(
         Path(os.environ.get("STATE_DIRECTORY", "/var/lib/dshealthd")),
-        "Directory for state that survives a restart: positions in the kernel log, baselines. "
-        "systemd's $STATE_DIRECTORY where it is set.",
+        "Directory for state that survives a restart, such as baselines. Defaults to systemd's "
+        "$STATE_DIRECTORY, if set.",
     )
 
     @property

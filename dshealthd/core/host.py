@@ -35,7 +35,7 @@ class Host:
     dev: Path = option(Path("/dev"), "Where the device files are.")
     rootfs: Path = option(
         Path("/"),
-        "Where the host's root file system is mounted; absolute paths in the config are looked up "
+        "Mount point of the host's root file system; absolute paths in the configuration are "
         "below it.",
     )
 

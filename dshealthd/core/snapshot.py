@@ -31,7 +31,7 @@ UP = gauge(
 )
 FAILING = gauge(
     "dshealthd_collector_failing",
-    "1 while the collection, or one part of it that is not a job's own, fails for this reason.",
+    "1 while the collection, or a part of it that does not belong to a job, fails for this reason.",
     "collector",
     "reason",
 )

@@ -74,13 +74,13 @@ def parser() -> Parser:
         "--for",
         dest="caller",
         choices=sorted(callers.CALLERS),
-        help="output and exit status that this caller expects",
+        help="output and exit status for this caller",
     )
     added.add_argument("--verbose", "-v", action="store_true", help="also print ok results")
     added.add_argument("--only", metavar="CHECK,...", default="", help="run only these checks")
     added.add_argument("--skip", metavar="CHECK,...", default="", help="skip these checks")
     added.add_argument("--list", dest="listed", action="store_true", help="list the checks")
-    added.add_argument("--runbook", metavar="NAME", help="print a runbook that a result names")
+    added.add_argument("--runbook", metavar="NAME", help="print a runbook by name")
     added.add_argument(
         "--path",
         dest="paths",

@@ -50,20 +50,19 @@ class DoctorOptions(Section):
     skip: tuple[str, ...] = option([], "Names of checks to skip.")
     accept: tuple[str, ...] = option(
         [],
-        "Known findings that do not count until a date: "
-        '"CHECK [COMPONENT] until YYYY-MM-DD: REASON", such as '
-        '"gpu-memory gpu 3 until 2026-12-31: replacement is ordered".',
+        'Known findings to ignore until a date: "CHECK [COMPONENT] until YYYY-MM-DD: REASON", '
+        'such as "gpu-memory gpu 3 until 2026-12-31: replacement is ordered".',
     )
     open_files: int = option(
         4096,
-        "Soft limit on open files below which a node with GPUs gets a warning: four times the "
-        "usual default, 1024, which ranks with data loaders exceed.",
+        "Soft limit on open files below which a node with GPUs gets a warning; ranks with data "
+        "loaders exceed the usual limit of 1024.",
         minimum=1,
     )
     locked_memory_bytes: Bytes = option(
         Bytes.parse("1GiB"),
-        "Limit on locked memory below which a node with InfiniBand gets a warning: RDMA pins "
-        "every buffer.",
+        "Limit on locked memory below which a node with InfiniBand gets a warning; RDMA pins "
+        "its buffers.",
         minimum=0,
     )
 

@@ -11,15 +11,15 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceOptions(Section):
-    """What is kept of a hung job: one directory below `evidence` in `path.state` per hang."""
+    """Evidence of hung jobs: one directory per hang, below `evidence` in `path.state`."""
 
     enabled: bool = option(
         True,
-        "Whether evidence of hangs is taken automatically. `dshealthd evidence` takes it by hand "
-        "in any case.",
+        "Whether evidence of hangs is collected automatically. `dshealthd evidence` works "
+        "either way.",
     )
     after: Duration = option(
-        "10s", "How long a job must have been hung before evidence is taken.", minimum="0s"
+        "10s", "How long a job must be hung before evidence is collected.", minimum="0s"
     )
     again_after: Duration = constant("30m")
     """Least time between two bundles of one job. A second one is taken only of another hang, not of
@@ -28,14 +28,14 @@ class EvidenceOptions(Section):
     deadline: Duration = constant("90s")
     """Time limit of a collection; partial evidence is kept."""
     max_bundles: int = option(
-        16, "Most bundles kept; the oldest is removed first.", minimum=1, maximum=1000
+        16, "Maximum number of bundles; the oldest is removed first.", minimum=1, maximum=1000
     )
     max_bytes: Bytes = option(
-        Bytes(1024 * MIB), "Most bytes of all bundles together.", minimum=Bytes(MIB)
+        Bytes(1024 * MIB), "Maximum size of all bundles together.", minimum=Bytes(MIB)
     )
     min_free_bytes: Bytes = option(
         Bytes(1024 * MIB),
-        "Bytes that must remain free on the disk after a new bundle; otherwise none is made.",
+        "Free disk space that a new bundle must leave; otherwise it is not written.",
         minimum=0,
     )
 

@@ -41,16 +41,14 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "logs", nargs="*", metavar="LOG", help="file, folder or glob pattern; - is standard input"
     )
-    made.add_argument(
-        "--runbook", metavar="SLUG", help="print the runbook of a symptom, and no more"
-    )
+    made.add_argument("--runbook", metavar="SLUG", help="print the runbook of a symptom and exit")
     made.add_argument("--json", action="store_true", help="one JSON document instead of text")
     made.add_argument(
         "--healthy",
         action="append",
         default=[],
         metavar="LOG",
-        help="log of a healthy run: an event that it has too is not a cause",
+        help="log of a healthy run: its events are not causes",
     )
     return made
 

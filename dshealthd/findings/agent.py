@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TROUBLE, PROBES = "DshealthdAgentTrouble", "DshealthdProbesTrouble"
 CRASHED = gauge(
     "dshealthd_agent_crashed",
-    "1; when an agent started on this node after the previous one had ended without a signal.",
+    "1 if the previous agent on this node ended without a signal.",
     "at",
 )
 """Derived by the judge, for their past; not exported."""

@@ -38,15 +38,15 @@ Key = tuple[int, int]
 """Pid and start of a process."""
 SPENT = gauge(
     "dshealthd_job_time_seconds",
-    "Seconds that this node's ranks of a job have spent since they were started, summed over "
-    "ranks, by what they were spent on: work, wait (for other ranks), input, checkpoint, "
-    "evaluation, compile, other (marked pauses), hung (or suspended), start, restart, repeated "
-    "(steps that an earlier attempt had made) and unmeasured. Ranks with heartbeats only.",
+    "Time that this node's ranks of a job have spent since they started, summed over ranks, by "
+    "activity: work, wait (for other ranks), input, checkpoint, evaluation, compile, other "
+    "(marked pauses), hung (or suspended), start, restart, repeated (steps that an earlier "
+    "attempt had made) and unmeasured. Ranks with heartbeats only.",
     *("training_job", "spent"),
 )
 ATTEMPTS = gauge(
     "dshealthd_job_attempts",
-    "Attempts of a job's training that this node has seen within 90 days, with the present one.",
+    "Attempts of a job that this node has seen within 90 days, including the current one.",
     "training_job",
 )
 MAX_EXPORTED = 32

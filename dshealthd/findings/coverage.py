@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 FOLLOWED = gauge(
     "dshealthd_job_followed_ranks",
-    "Ranks of a job on this node by what follows them: heartbeat; of the others ras (NCCL's RAS "
-    "answers), inspector (NCCL's Inspector), launches (counted from outside), elsewhere (RAS is "
-    "queried on the node of rank 0), nothing but their processes, or declined (by their user). Of "
-    "a job with processes on GPUs, the ranks that have one.",
+    "Ranks of a job on this node by how they are followed: heartbeat, ras (NCCL's RAS answers), "
+    "inspector (NCCL's Inspector), launches (counted from outside), elsewhere (RAS is queried "
+    "on the node of rank 0), nothing (only their processes are seen), or declined (by their "
+    "user). In a job that uses GPUs, only ranks with a process on a GPU count.",
     *("training_job", "by"),
 )
 EXPORTED = (FOLLOWED,)

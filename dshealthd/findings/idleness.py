@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 IDLE = gauge(
     "dshealthd_job_idle_seconds",
-    "Time for which the job has been idle here: no rank's main thread used 1 % of a core, nor "
-    "all its threads half a core (except to spin for a GPU that waits in a kernel), nor did one "
-    "of them wait for a CPU that long; no GPU computed; its child processes used less than half "
-    "a core; and they moved at most 10 kB/s. Absent while that is unknown.",
+    "Time for which the job has been idle on this node: no rank's main thread used 1 % of a "
+    "core, no rank used or waited for half a core (except to spin while its GPU waits in a "
+    "kernel), no GPU computed, child processes used less than half a core, and the job moved at "
+    "most 10 kB/s. Absent while unknown.",
     "training_job",
 )
 RANKS = gauge(
     "dshealthd_job_idle_ranks",
-    "Ranks here of a job without heartbeats that has been idle for too long: 90 s, or twice "
-    "its longest pause so far, and at the latest a minute before its own watchdog ends it. "
-    "Absent for other jobs, and while a rank waits for somebody outside the job or serves "
+    "Ranks on this node of a job without heartbeats that has been idle for too long: 90 s, or "
+    "twice its longest pause so far, but at most until a minute before its own watchdog ends "
+    "it. Absent for other jobs, and while a rank waits for something outside the job or serves "
     "clients.",
     "training_job",
 )

@@ -49,24 +49,23 @@ log = logging.getLogger(__name__)
 
 FINDING = gauge(
     "dshealthd_finding",
-    "1 while the node has this finding, after its hold; no series if all is well. "
-    "`training_job` is the job that used the part, empty if none did. A critical finding with "
-    "a job is a page, one without is a ticket.",
+    "1 while the node has this finding, after its hold. `training_job` is the job that used the "
+    "part, or empty. A critical finding with a job is a page, without a job a ticket.",
     *("finding", "symptom", "component", "part", "reason", "severity", "training_job"),
 )
 VALUE = gauge(
     "dshealthd_finding_value",
-    "Measured value of a finding, in the unit of its sentence; absent for findings without one.",
+    "Measured value of a finding, in the unit of its text; absent for findings without a value.",
     *FINDING.dimensions,
 )
 BEGUN = counter(
     "dshealthd_findings_total",
-    "Findings that have begun since the agent started; only those that have occurred.",
+    "Findings that have begun since the agent started.",
     "finding",
 )
 JUDGED = gauge(
     "dshealthd_findings_judged_timestamp_seconds",
-    "Unix time at which the node was last judged; the findings are of that time.",
+    "Unix time at which the node's findings were last computed.",
 )
 LEFT_OUT = gauge(
     "dshealthd_findings_left_out",

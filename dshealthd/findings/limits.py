@@ -24,19 +24,19 @@ def _ratio(default: float, doc: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """When a reading becomes a finding. A reload applies them to the next judgment."""
+    """Thresholds of findings. A reload applies them at once."""
 
     limit_used_ratio: float = _ratio(
         0.9,
         "Share of a kernel limit in use: open files, threads, locked memory, asynchronous I/O "
-        "requests, ephemeral ports, TIME_WAIT, tracked connections. As in node_exporter's rules "
-        "for open files.",
+        "requests, ephemeral ports, TIME_WAIT, tracked connections. The default is that of "
+        "node_exporter's rules for open files.",
     )
     filesystem_used_ratio: float = _ratio(
         0.9,
-        "Share of space or inodes in use: ticket. For space, only if the rest would last less "
-        "than three days at the last day's rate, or is below filesystem_free_bytes. The kubelet "
-        "evicts pods at this share.",
+        "Share of space or inodes in use that opens a ticket. For space, only if the rest would "
+        "last less than three days at the last day's rate, or is below filesystem_free_bytes. "
+        "The kubelet evicts pods at this share.",
     )
     filesystem_free_bytes: Bytes = option(
         Bytes(100 * 10**9),
@@ -46,8 +46,8 @@ class Limits:
     )
     clock_offset_seconds: Duration = option(
         "1s",
-        "Offset of the clock from its peers' clocks: a tenth of the 10 s for which credentials of "
-        "the peer API are valid.",
+        "Offset from the peers' clocks; the default is a tenth of the 10 s for which peer "
+        "credentials are valid.",
         minimum="1ms",
     )
     gpus: float = option(
@@ -57,44 +57,50 @@ class Limits:
         minimum=0,
     )
     ecc_corrected_per_minute: float = option(
-        100.0, "Corrected ECC errors per minute. As in Azure's health checks.", minimum=1
+        100.0,
+        "Corrected ECC errors per minute; the default is that of Azure's health checks.",
+        minimum=1,
     )
     hang_moved_bytes_per_second: Bytes = option(
         Bytes(10**5),
-        "Rate of file or network traffic from which a silent job is at work: it saves, uploads or "
-        "loads. A tenth of the slowest upload worth waiting for, and ten times the traffic of "
-        "stores and loggers of a hung job.",
+        "Rate of file or network traffic above which a silent job counts as at work (saving, "
+        "uploading or loading): a tenth of the slowest useful upload, and ten times what stores "
+        "and loggers of a hung job cause.",
         minimum=1,
     )
     followed_ratio: float = _ratio(
         0.0,
-        "Share of the ranks of each job here that must send heartbeats, but for those whose user "
-        "declines: 1 at a site whose trainings are all to be followed; 0: there is no such rule.",
+        "Share of each job's ranks on this node that must send heartbeats, not counting users "
+        "who opted out; 1 if every job must be followed, 0 turns the rule off.",
     )
     # Staging a data set, compiling and saving a large model take up to 20 minutes at a site's
     # slowest; sites that end such jobs wait for one or two hours. [O]
     unused_seconds: Duration = option(
         "30m",
-        "Time for which a job may hold GPUs without using any of them; 0: there is no such rule.",
+        "Time for which a job may hold GPUs without using any of them; 0 turns the rule off.",
         minimum="0s",
     )
     unused_interactive_seconds: Duration = option(
         "0s",
-        "The same for interactive sessions: jobs with a terminal, and those that serve clients, "
-        "as notebooks do; 0: there is no such rule.",
+        "The same for interactive sessions: jobs with a terminal, and jobs that serve clients, "
+        "such as notebooks; 0 turns the rule off.",
         minimum="0s",
     )
     gpu_utilization_training_ratio: float = _ratio(
-        0.5, "Utilization of its GPUs below which a training job is slow: a common guideline."
+        0.5,
+        "GPU utilization below which a training job counts as slow; the default is a common "
+        "guideline.",
     )
     input_ratio: float = _ratio(0.3, "Share of a step that a rank may wait for its input.")
     job_slowed_ratio: float = option(
         1.3,
-        "A job's step time relative to its usual one; at 1.3 a quarter of its throughput is lost.",
+        "A job's step time relative to its usual step time; at 1.3, a quarter of its throughput "
+        "is lost.",
         minimum=1,
     )
     communication_ratio: float = _ratio(
-        0.5, "Share of time that a job may spend in collectives: a common guideline."
+        0.5,
+        "Share of time that a job may spend in collectives; the default is a common guideline.",
     )
     # Spikes of a few steps are normal: PaLM's largest run had about twenty, and went back to a
     # checkpoint for each; in OLMo 2 they preceded loss spikes. They reach a thousand times the
@@ -102,23 +108,25 @@ class Limits:
     # change the norm by a small factor.
     gradient_norm_ratio: float = option(
         10.0,
-        "Lowest gradient norm of a job in a quarter of an hour, relative to its usual one.",
+        "Lowest gradient norm of a job within 15 minutes, relative to its usual norm.",
         minimum=1,
     )
     link_downed_in_3h: float = option(
         3.0,
-        "Times that a fabric port's link, or an interface's carrier, went down in three hours. As "
-        "in NVSentinel and gpud.",
+        "Times that a fabric port's link, or an interface's carrier, may go down in three "
+        "hours; the default is that of NVSentinel and GPUd.",
         minimum=0,
     )
     infiniband_flaps_in_12h: float = option(
         3.0,
-        "Times that a fabric port left ACTIVE in twelve hours. As in NVSentinel and gpud.",
+        "Times that a fabric port may leave ACTIVE in twelve hours; the default is that of "
+        "NVSentinel and GPUd.",
         minimum=1,
     )
     network_errors_per_second: float = option(
         10.0,
-        "Bad packets per second of an interface: what NVSentinel allows a fabric port.",
+        "Bad packets per second of an interface; the default is NVSentinel's limit for fabric "
+        "ports.",
         minimum=0,
     )
 

@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 
 INCIDENTS = gauge(
     "dshealthd_record_hardware_incidents",
-    "How often, within the last 30 days, a finding about this node's own hardware began: at least "
-    "a day apart, outside maintenance, since its last repair, and as far back as its record goes.",
+    "Findings about this node's own hardware that began within the last 30 days, at least a day "
+    "apart, outside maintenance, and since its last repair.",
 )
 BUSY = gauge(
     "dshealthd_record_gpu_busy_seconds",
-    "For how long, within the last 30 days, the node's GPUs computed: their mean, as far back as "
-    "the node's record goes. Absent without GPUs.",
+    "Time for which the node's GPUs computed within the last 30 days, averaged over its GPUs. "
+    "Absent without GPUs.",
 )
 SCHEMA = 1
 """Version of `/api/v1/history`; see docs/history.md."""

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 WAITING = gauge(
     "dshealthd_job_gpus_waiting",
-    "GPUs of the job on this node that seem to wait in a collective: kernels run all the "
-    "time, but memory and bus are idle and power is low. Absent if nothing is known of its "
-    "GPUs.",
+    "GPUs of the job on this node that seem to wait in a collective: kernels run all the time, "
+    "but memory and bus are idle and power is low. Absent if unknown.",
     "training_job",
 )
 EXPORTED = (WAITING,)

@@ -14,12 +14,12 @@ class HangOptions(CollectorOptions):
 
     interval: Duration = option(
         "2s",
-        "Time between two checks of the ranks; a hang is reported after the second one.",
+        "Time between checks of the ranks; a hang is reported after the second check.",
         minimum="100ms",
     )
     floor: Duration = option(
         "30s",
-        "Silence that is usual in any job. Set it higher if pauses are neither marked nor "
-        "frequent enough to be learnt.",
+        "Silence below which a job is never stalled. Raise it for jobs with long pauses that "
+        "are neither marked nor frequent.",
         minimum="1s",
     )

@@ -25,8 +25,8 @@ class GpuCollectorOptions(CollectorOptions):
 
     deadline: Duration = option(
         "10s",
-        "How long NVML or one GPU may take before it times out; without persistence mode the first "
-        "call has to wake the GPU, which takes seconds.",
+        "Timeout of NVML and of each GPU; without persistence mode, the first call takes "
+        "seconds to wake the GPU.",
         minimum="10ms",
     )
 

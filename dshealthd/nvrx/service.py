@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 UP = gauge(
     "dshealthd_nvrx_up",
-    "1 while the health check for NVRx's ft_launcher is served, 0 while it is not.",
+    "1 while the health check for NVRx's ft_launcher is served, else 0.",
 )
 VERDICTS = counter(
     "dshealthd_nvrx_verdicts_total",
-    "Verdicts given to launchers, by answer: healthy, unhealthy, unknown (an error, which NVRx "
-    "treats as if there were no health check). Requests within one second share a verdict.",
+    "Verdicts given to launchers: healthy, unhealthy, unknown (an error, which NVRx treats as "
+    "no health check). Requests within one second share a verdict.",
     "verdict",
 )
 

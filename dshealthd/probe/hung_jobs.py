@@ -35,8 +35,8 @@ ROUNDS = counter(
 )
 STANDING = gauge(
     "dshealthd_job_standing_ranks",
-    "Stalled ranks of a job that hangs here without a cause, on this node and on the members "
-    "that it queried in the last minute; absent while one of them shows the job at work.",
+    "Stalled ranks of a job that is hung here without a known cause, on this node and on "
+    "members queried in the last minute; absent while any of them sees the job at work.",
     "training_job",
 )
 

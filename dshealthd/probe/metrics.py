@@ -32,19 +32,17 @@ ROUNDS = counter(
 )
 SKIPS = counter(
     "dshealthd_probe_skips_total",
-    "Rounds that were due to use GPUs but did not, because of this node or another member, by "
-    "reason; most ran as light rounds instead.",
+    "Rounds that were due to use GPUs but did not, by reason; most ran as light rounds instead.",
     "reason",
 )
 STARVED_ROUNDS = counter(
     "dshealthd_probe_starved_rounds_total",
-    "Rounds without a verdict because a member got too little CPU to tell who was late; their "
-    "outcome is inconclusive.",
+    "Inconclusive rounds: a member got too little CPU to decide which member was late.",
 )
 UNTIMED_ROUNDS = counter(
     "dshealthd_probe_untimed_rounds_total",
-    "Successful light rounds led by this node without a usable time, because the agent at "
-    "either end waited for a CPU.",
+    "Successful light rounds led by this node whose time is unusable, because an agent waited "
+    "for a CPU.",
 )
 DURATION = histogram(
     "dshealthd_probe_duration_seconds",
@@ -64,13 +62,13 @@ OPERATION = gauge(
 )
 ROUND_TRIP = gauge(
     "dshealthd_probe_round_trip_seconds",
-    "Round-trip time of an echo between agents, over the last light rounds that this node led.",
+    "Round-trip time of an echo between agents, over the last light rounds led by this node.",
     "statistic",
 )
 CLOCK_OFFSET = gauge(
     "dshealthd_probe_clock_offset_seconds",
-    "How far the clocks of the peers met most recently are ahead of this node's; if most agree, "
-    "their median is this node's own error.",
+    "How far the clocks of recently met peers are ahead of this node's; if most agree, the "
+    "median is this node's clock error.",
     "statistic",
 )
 DISAGREES = gauge(
@@ -81,15 +79,15 @@ DISAGREES = gauge(
 )
 SUSPECT = gauge(
     "dshealthd_suspect",
-    "1 while this agent suspects a node, gpu, nic, link or leaf; component: NODE, NODE/PART, "
+    "1 while this agent suspects a node, gpu, nic, link or leaf. component is NODE, NODE/PART, "
     "NODE--NODE or the leaf's name.",
     *("kind", "component", "reason"),
 )
 CHECKSUM = gauge(
     "dshealthd_probe_checksum",
-    "Checksum of matrix products with fixed operands, from the last round among this node's GPUs; "
-    "equal on all GPUs with the same library (which names part, driver, torch and cuBLAS). "
-    "Absent if the library does not guarantee bit-identical results.",
+    "Checksum of matrix products with fixed operands, from the last round among this node's "
+    "GPUs. It must be equal on all GPUs with the same label library (GPU model, driver, torch "
+    "and cuBLAS). Absent if the library does not guarantee bit-identical results.",
     "gpu",
     "library",
 )
@@ -100,8 +98,8 @@ LAST = gauge(
 )
 MEMBER = gauge(
     "dshealthd_probe_member_hash",
-    "Hash, below 2^48, of a member's name. of: self, or met, the member of the last round, while "
-    "that round succeeded; so others know that a node which is not scraped is up.",
+    '48-bit hash of a member\'s name: this node (of="self"), or the peer of the last '
+    'successful round (of="met"). Rules use it to tell that an unscraped node is up.',
     "of",
 )
 

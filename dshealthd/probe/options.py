@@ -17,24 +17,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipOptions:
-    """At most one source of the list of nodes; without one, probes between nodes are off."""
+    """Where the list of nodes comes from: set at most one source. Without a source, probes between
+    nodes are off.
+    """
 
-    hostfile: Path | None = option(
-        None, "DeepSpeed hostfile that training is started with; re-read when it changes."
-    )
-    nodes: tuple[str, ...] = option(
-        [], "Explicit list of nodes, by the host names or addresses of their agents."
-    )
+    hostfile: Path | None = option(None, "DeepSpeed hostfile; re-read when it changes.")
+    nodes: tuple[str, ...] = option([], "Explicit list of nodes, by host name or address.")
     dns: str = option(
         "",
-        "DNS name, such as a headless service: each of its addresses is a node, named by that "
-        "address; looked up every minute. IPv6 addresses count only if there is no IPv4 one.",
+        "DNS name, such as a headless service: each of its addresses is a node with that name; "
+        "looked up every minute. IPv6 addresses are used only if there is no IPv4 address.",
     )
     slurm: str = option("", 'Slurm node list expression, such as "gpu[001-128,130],login1".')
     topology: Path | None = option(
         None,
-        "File in the format of Slurm's topology.conf that says which nodes share a leaf "
-        "switch; re-read when it changes.",
+        "Nodes by leaf switch, in the format of Slurm's topology.conf; re-read when it changes.",
     )
     name: str = option(
         "",
@@ -65,8 +62,8 @@ class PeerOptions:
 
     listen_address: str = option(
         "",
-        'Address to serve the other agents on, "HOST:PORT"; HOST is the address by which they '
-        "know this node. Empty: no probes between nodes.",
+        'Address on which to serve other agents, "HOST:PORT"; HOST is this node\'s address in '
+        "the member list. Empty: no probes between nodes.",
     )
     key_file: Path | None = option(
         None,
@@ -76,9 +73,8 @@ class PeerOptions:
     )
     check_addresses: bool = option(
         True,
-        "Whether a call must come from an address of the calling node. Nothing else tells the "
-        "nodes apart, as all share one key; turn off only if addresses are translated between "
-        "nodes.",
+        "Whether a call must come from an address of the calling node. All nodes share one key, "
+        "so only this check tells them apart: turn it off only with NAT between nodes.",
     )
     off_file: Path | None = option(
         Path("/run/dshealthd/probe.off"),
@@ -102,8 +98,8 @@ class PeerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions:
-    """Limits on when rounds may use the GPUs. A round that may not use them becomes a light one: an
-    echo between the agents that touches none.
+    """When rounds may use the GPUs. Otherwise a round is light: an echo between agents that does
+    not touch GPUs.
     """
 
     gpus: Literal["idle", "always", "never"] = option(
@@ -132,7 +128,8 @@ class WorkerOptions:
         '"LD_LIBRARY_PATH=/opt/nccl/lib".',
     )
     interface: str = option(
-        "", "Network interface of the workers' traffic. Empty: the one with the peer address."
+        "",
+        ("Network interface of the workers' traffic. Empty: the interface with the peer address."),
     )
     adapters: tuple[str, ...] = option(
         [],
@@ -153,26 +150,24 @@ class WorkerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineOptions:
-    """The threshold beyond which a timing is flagged."""
+    """Threshold of slow timings."""
 
     slow_ratio: float = option(
         0.07,
-        "Minimum excess over the baseline, as a ratio, for a timing to be flagged; a node whose "
-        "own score is that much above 1 takes the blame for bad rounds.",
+        "Minimum ratio by which a flagged timing exceeds its baseline. A node whose own score "
+        "is that much above 1 is the culprit of its bad rounds.",
         minimum=0.01,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOptions(Section):
-    """Small collectives between nodes that find slow and broken ones. Off until `members` and
-    `peer` are set.
-    """
+    """Small collectives that find slow and broken nodes. Off until `members` and `peer` are set."""
 
     period: Duration = option(
         "10s",
-        "Length of an epoch, in which every node has one round; an unanswered call takes "
-        "2 s of it. Must be equal on all nodes.",
+        "Length of an epoch, in which every node has one round; an unanswered call takes 2 s of "
+        "it. Must be the same on all nodes.",
         minimum="1s",
     )
     python: Path | None = option(
@@ -182,8 +177,8 @@ class ProbeOptions(Section):
     )
     large_every: int = option(
         6,
-        "Epochs between rounds that include a large collective, of 64 MiB between GPUs, otherwise "
-        "4 MiB; 0 for never.",
+        "Number of epochs between rounds with a large collective (64 MiB between GPUs, "
+        "otherwise 4 MiB); 0 for never.",
         minimum=0,
     )
     members: MembershipOptions = field(default_factory=MembershipOptions)

@@ -54,12 +54,11 @@ UP = gauge(
 )
 GPU_SECONDS = counter(
     "dshealthd_probe_gpu_seconds_total",
-    "Time for which probe collectives kept each GPU occupied, by their own timing.",
+    "Time for which probe collectives occupied each GPU.",
 )
 SCORE = gauge(
     "dshealthd_probe_score_ratio",
-    "This node's own score: median ratio of its timings to their baselines over its recent "
-    "peers; 1 is usual.",
+    "Median ratio of this node's recent probe timings to their baselines; 1 is normal.",
 )
 
 PARENT_IDLE = 120.0

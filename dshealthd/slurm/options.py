@@ -27,7 +27,7 @@ class SlurmOptions(Section):
 
     drain_for: tuple[str, ...] = option(
         list(DRAIN_FOR),
-        "Alerts that drain the node while their finding is critical; see docs/runbooks.md.",
+        "Alerts that drain the node while their finding is critical (docs/runbooks.md).",
     )
     bad_checks: int = option(
         2, "Consecutive checks with the same finding before the node is drained.", minimum=1
@@ -41,15 +41,15 @@ class SlurmOptions(Section):
     )
     daily_budget_ratio: float = option(
         0.1,
-        "Share of the cluster's nodes that dshealthd may drain in 24 hours, counting those that "
-        "are still drained; at least two nodes, and at least budget_ratio.",
+        "Share of the cluster's nodes that dshealthd may drain in 24 hours, counting nodes "
+        "still drained; at least two nodes, and at least budget_ratio.",
         minimum=0.0,
         maximum=1.0,
     )
     maintenance: bool = option(
         True,
-        "Whether a node that somebody else has drained, or that is in a reservation of type "
-        "MAINT, is in maintenance: its alerts page no one. The health check queries Slurm for it.",
+        "Whether a node drained by an operator, or in a reservation with the flag MAINT, is in "
+        "maintenance, so that its alerts page no one. The health check queries Slurm.",
     )
     node: str = option(
         "", "Name of this node in slurm.conf; empty: $SLURMD_NODENAME, else the host name."

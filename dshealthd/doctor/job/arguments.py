@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments that describe a job."""
     group = parser.add_argument_group(
-        "job", "what a job starts from, with --job; its launcher command follows --"
+        "job", "inputs of a job, with --job; put its launcher command after --"
     )
     group.add_argument("--job", action="store_true", help="check a job that is about to start")
     group.add_argument("--deepspeed-config", metavar="FILE", help="DeepSpeed configuration")
@@ -28,8 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PYTHON",
         action="append",
         default=[],
-        help="interpreter of a training environment, whose files are read; may be repeated. With "
-        "--job the first one is run so that its DeepSpeed reads the configuration",
+        help=(
+            "interpreter of a training environment to check; may be repeated. With --job, the "
+            "first one runs its DeepSpeed on the configuration"
+        ),
     )
     group.add_argument("--ranks", metavar="COUNT", type=positive, help="total ranks of the job")
     group.add_argument(
@@ -44,8 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "file",
         metavar="FILE",
         nargs="?",
-        help="batch script, manifest of Kubernetes, configuration of Accelerate (YAML) or of "
-        "DeepSpeed (JSON); none is run",
+        help=(
+            "batch script, Kubernetes manifest, or configuration of Accelerate (YAML) or "
+            "DeepSpeed (JSON); never run"
+        ),
     )
 
 

@@ -57,12 +57,12 @@ class JobLogsOptions(CollectorOptions):
     """As long as a path of `filesystem` may take: its files may be on a network."""
     paths: tuple[str, ...] = option(
         [],
-        "Logs of jobs, as the jobs see them: absolute paths, with * ? and [] within a name; {job} "
-        "is the number of a Slurm job. A pattern without {job} works only where a user has one "
-        "job on the node.",
+        "Log files of jobs: absolute paths in the job's own view, with * ? and [] within a "
+        "name; {job} is the Slurm job number. A pattern without {job} works only where a user "
+        "has one job on the node.",
     )
     standard_streams: bool = option(
-        False, "Whether to follow the files that are the ranks' standard output and error too."
+        False, "Whether to also follow files that the ranks' standard output and error go to."
     )
 
     def check(self) -> Iterator[tuple[str, str]]:

@@ -14,8 +14,7 @@ class NcclRasOptions(CollectorOptions):
 
     interval: Duration = option(
         "15s",
-        "Time between two checks of the jobs, and between two queries of a job that is not "
-        "healthy.",
+        "Time between checks of the jobs, and between queries of a job that is not healthy.",
         minimum="1s",
     )
     healthy_interval: Duration = constant("30s")
@@ -30,6 +29,6 @@ class NcclRasOptions(CollectorOptions):
     """Time limit for all queries, or for reading one answer, after which the worker is killed."""
     ask_unknown_releases: bool = option(
         False,
-        "Whether to query jobs whose NCCL release is unknown or not known to be safe, in JSON "
-        "only. Releases that are known to be unsafe are never queried.",
+        "Whether to query jobs whose NCCL release is unknown or untested, in JSON only. "
+        "Releases known to be unsafe are never queried.",
     )

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MEMBERS = gauge("dshealthd_members", "Nodes that take part in probes, in this agent's member list.")
+MEMBERS = gauge("dshealthd_members", "Nodes in this agent's member list.")
 HASH = gauge(
     "dshealthd_members_hash",
-    "Hash, below 2^48, of the member list with slots and leaves; agents with different hashes "
-    "run no rounds with each other.",
+    "48-bit hash of the member list with slots and leaves; agents with different hashes run no "
+    "rounds with each other.",
 )
 OK = gauge(
     "dshealthd_members_last_reload_successful",

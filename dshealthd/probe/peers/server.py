@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 OPEN = gauge(
     "dshealthd_probe_peer_connections",
-    "Open connections to the peer listener from other nodes or strangers.",
+    "Open connections to the peer listener.",
 )
 CLOSED = counter(
     "dshealthd_probe_peer_connections_refused_total",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CONFIRMATIONS = counter(
     "dshealthd_probe_confirmations_total",
-    "Extra rounds requested to confirm or clear a suspicion; dropped: too many in a minute.",
+    "Extra rounds requested to confirm or clear a suspicion; result dropped: too many in a minute.",
     "result",
 )
 

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 PARENT_UP = gauge(
     "dshealthd_probe_parent_up",
-    "1 while the probe workers' fork server, a process that has imported torch, is running.",
+    "1 while the fork server of the probe workers is running.",
 )
 STUCK = gauge(
     "dshealthd_probe_workers_stuck",
