@@ -13,20 +13,26 @@ _PROGRESS = re.compile(
 )
 FINITE_LOSS = re.compile(r"\bloss['\"]?\s*[:=|]?\s*\[?(?:tensor\()?-?\d", re.IGNORECASE)
 _FINISHED = re.compile(
-    r"\b[Tt]rain(?:ing)? (?:is |has "
-    r")?(?:completed|complete|finished|done)\b|['\"]train_runtime['\"]"
+    r"\b[Tt]rain(?:ing)? (?:is |has |was )?"
+    r"(?:completed|complete|finished|done|succeeded|SUCCESS)\b"
+    r"|['\"]train_runtime['\"]"
+    r"|\breached (?:the )?(?:max(?:imum|\.)?[ _](?:train[ _])?(?:steps|iters|iterations|epochs)\b"
+    r"|\d{1,9} (?:steps|iterations|epochs)\b)"
+    r"|\bmax[ _](?:steps|iters|epochs) reached\b"
     r"|`Trainer\.fit` stopped: |exits successfully|\b[Ff]inished training\b"
     r"|\bexiting program (?:after|at) (?:iteration )?\d"  # Megatron-LM
     r"|^\d+(?:_\d+)?\s(?:.*\s)?COMPLETED\s+0:0\b"  # a whole job's row of Slurm's `sacct`
+    r"|\bJobState=COMPLETED\b"  # scontrol
     r"|\b[Jj]ob \S{1,80} succeeded$"  # Ray, and Kubernetes' controllers
 )
+_OF_AN_END = ("rain", "exit", "COMPLETED", "succeeded", "reached")
 _NCCL_TRACE = re.compile(r"NCCL INFO [\w/.]{1,80}:\d+ -> \d")
 """Where an error was passed up within NCCL."""
 
 
 def is_end(text: str) -> bool:
     """Return whether a line says that the training has ended well."""
-    is_likely = "rain" in text or "exit" in text or "COMPLETED" in text or "succeeded" in text
+    is_likely = any(word in text for word in _OF_AN_END)
     return is_likely and _FINISHED.search(text) is not None
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dshealthd.explain import progress
 from dshealthd.explain.columns import (
     ENOUGH,
     NEARLY_ALL,
@@ -338,6 +339,7 @@ class Splitter:
             following.prefixed
             or following.origin.rank not in {None, line.origin.rank}
             or _RECORD.match(following.text)
+            or progress.find(following.text)
         ):
             return None
         text = following.text

@@ -241,12 +241,40 @@ def test_what_a_process_still_says_is_no_part_of_its_exception(
 
 
 @pytest.mark.parametrize(
-    ("end", "outcome"), [("Job 'raysubmit_a1' succeeded", "nothing"), ("it succeeded", "found")]
+    ("end", "outcome"),
+    [
+        ("Job 'raysubmit_a1' succeeded", "nothing"),
+        ("it succeeded", "found"),
+        ("toolkit INFO Reporting training SUCCESS", "nothing"),
+        ("toolkit INFO Reporting training success rates", "found"),
+        ("reached max_steps=900, saving", "nothing"),
+        ("max steps reached: 900", "nothing"),
+        ("reached 900 steps, exiting", "nothing"),
+        ("reached 900 retries, exiting", "found"),
+        ("JobState=COMPLETED Reason=None", "nothing"),
+        ("JobState=COMPLETING Reason=None", "found"),
+    ],
 )
 def test_a_job_that_succeeded_had_no_failure(tmp_path: Path, end: str, outcome: str) -> None:
     """What was wrong before ended nothing, however few lines came after it."""
     text = f"step 8 | loss 2.1\nValueError: shard 7 has no rows, skipped\n{end}\n"
     assert explained_text(tmp_path, text).outcome == outcome
+
+
+def test_a_warning_after_a_good_end_is_none(tmp_path: Path) -> None:
+    """Of processes that stop in some order."""
+    late = "[rank3]:[W502 02:40:00.1 CudaIPCTypes.cpp:16] Producer process has been terminated"
+    for end, outcome in (("training finished", "nothing"), ("goodbye", "undecided")):
+        assert explained_text(tmp_path, f"step 8 | loss 2.1\n{end}\n{late}\n").outcome == outcome
+
+
+def test_lines_of_progress_are_no_rest_of_a_line_before(tmp_path: Path) -> None:
+    """Where something stands before all of them that is no known prefix."""
+    steps = [f"01:{minute}:00 [0] step {minute} loss 4.6" for minute in range(10, 40)]
+    group = "[rank0]:[W502 01:04:00.1 ProcessGroupNCCL.cpp:4] [PG ID 0 Rank 0]  using GPU 0"
+    lost = "slurmstepd: error: *** STEP 6.0 ON gx11 CANCELLED AT 2026-05-02T00:43:02 DUE TO {} ***"
+    lines = [*steps[:8], lost.format("JOB REQUEUE"), f"01:04:00 [0] {group}", *steps[8:]]
+    assert explained_text(tmp_path, "\n".join(lines) + "\n").outcome == "nothing"
 
 
 def test_a_needle_in_much_noise_is_found_whatever_finder_looks(tmp_path: Path) -> None:
