@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-from dshealthd import __version__
 from dshealthd.core import schema
 from dshealthd.core.schema import Array, Choice, Integer, Number, Row
 from dshealthd.probe.peers.fields import (
@@ -20,7 +19,6 @@ from dshealthd.probe.peers.fields import (
     MEMBERS,
     RATIO,
     ROUND,
-    VERSION,
     KnownReason,
     Ratios,
     Text,
@@ -154,8 +152,6 @@ class RoundPlan:
     steps: Steps = ()
     ranks: Annotated[int, Integer(1, MAX_RANKS_OF_NODE)] = 1
     """Ranks of each node; with NCCL they use the GPUs from the first on."""
-    version: Annotated[str, VERSION] = __version__
-    """Members of different versions decline each other's rounds."""
 
     @property
     def root(self) -> str:

@@ -31,7 +31,7 @@ REASONS = frozenset({
     "peer_error", "policy_never", "rate_limited", "refused", "rejected", "reset",
     "resting", "silent", "starved", "stopped", "store", "switched_off",
     "system_error", "timed_out", "timeout", "too_many_calls",
-    "uninterruptible", "unkillable", "unknown_method", "unknown_round",
+    "uninterruptible", "unkillable", "unknown_round",
     "version_differs", "versions_differ", "warming_up", "writable", "wrong_address",
     "wrong_data", "wrong_receiver",
 })  # fmt: skip
@@ -81,11 +81,16 @@ class Text(Plain):
 class Ratios(Plain):
     """Ratios of the last rounds with a few nodes, by name."""
 
+    ratio: Number = RATIO
+    maximum: int = MAX_PAIRS
+
     def read(self, value: object, place: str) -> dict[str, float]:
         """Return the ratios that the schema allows."""
-        if not isinstance(value, dict) or len(value) > MAX_PAIRS:
-            misfit(place, f"is not an object of at most {MAX_PAIRS} ratios")
-        return {NodeName().read(name, place): RATIO.read(one, place) for name, one in value.items()}
+        if not isinstance(value, dict) or len(value) > self.maximum:
+            misfit(place, f"is not an object of at most {self.maximum} ratios")
+        return {
+            NodeName().read(name, place): self.ratio.read(one, place) for name, one in value.items()
+        }
 
 
 ROUND = Text(64)

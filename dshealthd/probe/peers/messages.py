@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 import enum
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dshealthd import __version__
 from dshealthd.core import schema
 from dshealthd.core.schema import MAX_EXACT, Array, Choice, Flag, Integer, Number, Record, misfit
 from dshealthd.probe.observation import (
@@ -119,6 +121,13 @@ class Method:
     request: Record
     answer: Record
 
+    @property
+    def version(self) -> str:
+        """A digest of the declared fields, types and bounds. Agents whose digests are equal read
+        each other's messages; no other can tell whether a message is malformed.
+        """
+        return f"{zlib.crc32(repr(self).encode()):08x}"
+
 
 METHODS: Mapping[str, Method] = {
     "invite": Method(
@@ -191,6 +200,12 @@ METHODS: Mapping[str, Method] = {
         ),
     ),
 }
+VERSIONS = {name: method.version for name, method in METHODS.items()}
+"""The version that a call of each method states; a peer with another one declines it."""
+VERSIONS["invite"] = "-".join(
+    (__version__, *(VERSIONS[name] for name in ("invite", "store", "result", "conclusion")))
+)
+"""A round takes all its messages, and workers of the same release, whose times compare."""
 
 
 def summary_text(value: object) -> str:

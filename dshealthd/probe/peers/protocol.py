@@ -2,7 +2,7 @@
 
     caller → scheme, its name, the name of the agent it means, a random challenge
     caller ← a random challenge
-    caller → MAC, method, message        caller ← MAC, `ok` or a reason, message
+    caller → MAC, method, version, message        caller ← MAC, `ok` or a reason, message
     caller → …
 
 A frame is four bytes of length, big-endian, and so many bytes. The MACs are HMAC-SHA256 with the
@@ -52,7 +52,8 @@ class Rejection(enum.StrEnum):
     """The request comes from an address that its sender's name does not resolve to."""
     RATE = "rate_limited"
     OFF = "switched_off"
-    METHOD = "unknown_method"
+    VERSION = "version_differs"
+    """The request's method, or its messages, are not those of this version."""
     MALFORMED = "malformed"
 
 

@@ -18,14 +18,13 @@ class Decline:
 
     CLOCK = "clock_differs"
     MEMBERS = "members_differ"
-    VERSION = "version_differs"
     TESTING = "already_testing"
     ROUND = "unknown_round"
     MALFORMED = "malformed"
 
 
 DISAGREEMENTS = frozenset(
-    {Decline.CLOCK, Decline.MEMBERS, Decline.VERSION, Rejection.SENDER, Rejection.ADDRESS}
+    {Decline.CLOCK, Decline.MEMBERS, Rejection.VERSION, Rejection.SENDER, Rejection.ADDRESS}
 )
 """Reasons that mean that two nodes are set up differently."""
 WHOLE = frozenset(

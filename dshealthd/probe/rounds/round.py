@@ -12,7 +12,6 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import __version__
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import ON_DEMAND, Outcome, RoundKind
 from dshealthd.probe.peers.protocol import Refusal
@@ -129,8 +128,6 @@ class Rounds:
     def _check(self, sender: str, plan: RoundPlan) -> None:
         me = self._node.name
         membership = self._node.membership()
-        if plan.version != __version__:
-            raise Refusal(Decline.VERSION)
         if (
             plan.members != (sender, me)
             or plan.kind is RoundKind.LOCAL

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 import math
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dshealthd import __version__
 from dshealthd.core.schema import (
     Array,
     Choice,
@@ -25,10 +30,11 @@ from dshealthd.core.schema import (
     Type,
     dumps,
     loads,
+    of,
 )
-from dshealthd.probe.observation import Stage
+from dshealthd.probe.observation import Stage, Timing
 from dshealthd.probe.peers.fields import RATIO, REASONS, KnownReason, NodeName, Ratios, Text
-from dshealthd.probe.peers.messages import METHODS, Data
+from dshealthd.probe.peers.messages import METHODS, VERSIONS, Data, Method
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -155,6 +161,45 @@ def test_values_that_are_refused(kind: Type, value: object) -> None:
     """A value of another type, or beyond its bounds, is refused with the field's name."""
     with pytest.raises(SchemaError, match=r"^field"):
         kind.read(value, "field")
+
+
+Stages = enum.StrEnum("Stages", ["INVITE"])
+
+
+@pytest.mark.parametrize(("kind", "other"), [
+    (Number(0, 9), Integer(0, 9)),
+    (Number(0, 9), Number(0, 8)),
+    (Text(3), Text(4)),
+    (Choice(Stage), Choice(Stages)),
+    (Ratios(), Ratios(maximum=5)),
+    (Ratios(), Ratios(Number(0, 9))),
+    (Array(Flag(), 2), Array(Flag(), 2, 1)),
+    (Array(Flag(), 2), Array(OrNull(Flag()), 2)),
+    (of(Timing).fields, Record({}, of(Timing).fields.fields)),
+    (Record({"a": Flag()}), Record({"b": Flag()})),
+])  # fmt: skip
+def test_versions_tell_what_is_declared(kind: Type, other: Type) -> None:
+    """Another type, bound, value or name of a field, or whether it must be there, is another
+    version: in a request or an answer.
+    """
+    rest, one, two = Record({}), Record({"field": kind}), Record({"field": other})
+    methods = Method(one, rest), Method(two, rest), Method(rest, one), Method(rest, two)
+    assert len({method.version for method in methods}) == 4
+
+
+def test_versions_are_the_same_everywhere() -> None:
+    """What differs between processes of one checkout is no part of them. A round takes what all its
+    messages declare.
+    """
+    script = "from dshealthd.probe.peers.messages import VERSIONS; print(VERSIONS)"
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    told = subprocess.run(
+        [sys.executable, "-c", script], env=environment, text=True, capture_output=True, check=True
+    )
+    assert told.stdout.strip() == str(VERSIONS)
+    invite = VERSIONS["invite"].split("-")
+    assert {*invite[1:]} > {VERSIONS[name] for name in ("store", "result", "conclusion")}
+    assert invite[0] == __version__
 
 
 @pytest.mark.parametrize("value", [{"a": b"abcd"}, {"a": "abc"}, {"a": b"a", "b": 1}])
