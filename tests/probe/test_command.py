@@ -79,7 +79,9 @@ def test_no_torch() -> None:
 @pytest.mark.parametrize(("flags", "message"), [
     (("--size", "8,x"), '--size: "x" is not a number of bytes up to 1G, such as 8, 32K or 64M'),
     (("--size", "2G"), '--size: "2G" is not'),
+    (("--size", ",".join(["8"] * 33)), "--size: 33 sizes; must be at most 32"),
     (("--repetitions", "0"), "--repetitions: must be from 1 to 1000"),
+    (("--repetitions", "1001"), "--repetitions: must be from 1 to 1000"),
     (("--kind", "pair"), "--kind: pair needs a hostfile, or members in the configuration"),
     (
         ("--hostfile", "/nonexistent"),

@@ -16,6 +16,8 @@ MAX_RANKS_OF_NODE = 64
 RATIO = Number(0, 1e6)
 MAX_SIZE = 1 << 30
 """Bytes of one collective's payload."""
+MAX_SIZES, MAX_REPETITIONS = 32, 1000
+"""Most sizes of a round's collectives, and repetitions of each."""
 MAX_PAIRS = 6
 """Most pairs that a report has; only those of this epoch or the last one are reported."""
 OTHER = "other"
@@ -93,9 +95,8 @@ class Ratios(Plain):
         }
 
 
-ROUND = Text(64)
-"""Random name of a round."""
-VERSION = Text(64)
+NAME = Text(64)
+"""Name of a round or a part, or a digest."""
 MEMBERS = Array(NodeName(), 2, 2)
 LATE = Array(NodeName(), 2)
 

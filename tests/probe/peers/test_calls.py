@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from dshealthd.core.options import Errors, decode
 from dshealthd.core.schema import SchemaError
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
@@ -401,33 +400,6 @@ async def test_off_until_configured(key: Path) -> None:
     """Without a listen address nothing is listened on."""
     async with listening(PeerOptions(key_file=key)) as node:
         assert not node.server._listener._sockets
-
-
-@pytest.mark.parametrize(
-    ("table", "error"),
-    [
-        (
-            {"listen_address": ":10062", "key_file": "k"},
-            (
-                'peer.listen_address: ":10062" names no host; the listener never takes all '
-                "addresses by default"
-            ),
-        ),
-        (
-            {"listen_address": "b", "key_file": "k"},
-            'peer.listen_address: "b" is not "HOST:PORT" or ":PORT" with a port from 0 to 65535',
-        ),
-        (
-            {"listen_address": "b:1"},
-            "peer.listen_address: needs key_file",
-        ),
-    ],
-)
-def test_options_that_cannot_be(table: dict[str, Any], error: str) -> None:
-    """What is wrong with the options is said at its key."""
-    errors = Errors()
-    decode(PeerOptions, table, "peer", errors)
-    assert errors == [error]
 
 
 async def test_node_type_is_complete(key: Path) -> None:

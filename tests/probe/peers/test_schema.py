@@ -9,6 +9,8 @@ import math
 import os
 import subprocess
 import sys
+from base64 import b64encode
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,8 +35,10 @@ from dshealthd.core.schema import (
     of,
 )
 from dshealthd.probe.observation import Stage, Timing
+from dshealthd.probe.peers import messages
 from dshealthd.probe.peers.fields import RATIO, REASONS, KnownReason, NodeName, Ratios, Text
 from dshealthd.probe.peers.messages import METHODS, VERSIONS, Data, Method
+from dshealthd.probe.workers.job import RankResult
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -222,6 +226,80 @@ def test_numbers_of_the_store(number: int, *, allowed: bool) -> None:
     ):
         with contextlib.nullcontext() if allowed else pytest.raises(SchemaError, match="integer"):
             kind.read(value, "body")
+
+
+def of_field(record: Record | Form, name: str) -> Type:
+    """Return the type of a field."""
+    inner = record.fields if isinstance(record, Form) else record
+    return {**inner.fields, **inner.optional}[name]
+
+
+PLAN, RESULT = METHODS["invite"].request.fields["plan"], METHODS["result"].request
+RANK, CONCLUSION = of(RankResult), METHODS["conclusion"].request
+
+
+@pytest.mark.parametrize(("kind", "least", "most"), [
+    (RATIO, 0.0, 1e6),
+    (of_field(PLAN, "epoch"), -1, 2**53),
+    (of_field(PLAN, "ranks"), 1, 64),
+    (of_field(RANK, "rank"), 0, 128),
+    (of_field(of(Timing), "size"), 0, 2**30),
+    (of_field(of(Timing), "seconds"), 0.0, 1e6),
+    (of_field(of(Timing), "bus_bandwidth"), 0.0, 1e14),
+    (of_field(METHODS["store"].request, "timeout"), 0.0, 4.0),
+    (of_field(CONCLUSION, "offset"), -253402300799.0, 253402300799.0),
+    (of_field(messages.OWN_WORK, "slow"), 1e-9, 1e7),
+    (of_field(messages.OWN_WORK, "usual"), 1e-9, 1e7),
+    (of_field(messages.OWN_WORK, "step_seconds"), 1e-9, 1e7),
+    (of_field(messages.OWN_WORK, "between"), 0.0, 1e3),
+    (of_field(messages.OWN_WORK, "within"), 0.0, 1e3),
+    (of_field(messages.OWN_WORK, "ranks"), 1, 10**7),
+    (of_field(messages.OWN_WORK, "rank"), 0, 10**7),
+    (of_field(messages.JOB, "ranks"), 0, 10**7),
+    (of_field(messages.JOB, "world_size"), 0, 10**7),
+    (of_field(messages.JOB, "step"), 0, 10**12),
+    (of_field(messages.JOB, "step_highest"), 0, 10**12),
+    (of_field(messages.JOB, "steps_per_minute"), 0.0, 6e7),
+    (of_field(messages.JOB, "attempts"), 1, 2**53),
+])  # fmt: skip
+def test_bounds_of_numbers(kind: Type, least: float, most: float) -> None:
+    """The first and the last plausible value pass, their neighbors do not."""
+    assert (kind.read(least, "field"), kind.read(most, "field")) == (least, most)
+    for value, away in ((least, -math.inf), (most, math.inf)):
+        step = -1 if away < 0 else 1
+        beyond = value + step if isinstance(value, int) else math.nextafter(value, away)
+        with pytest.raises(SchemaError, match="field"):
+            kind.read(beyond, "field")
+
+
+TIMING = {"op": "echo", "size": 0, "seconds": 1.0, "bus_bandwidth": 0.0}
+NAMES = [f"n{number}" for number in range(9)]
+
+
+@pytest.mark.parametrize(("kind", "of_length", "most"), [
+    (of_field(PLAN, "round"), "x".__mul__, 64),
+    (of_field(PLAN, "digest"), "x".__mul__, 64),
+    (of_field(of(Timing), "part"), "x".__mul__, 64),
+    (of_field(METHODS["store"].request, "key"), "x".__mul__, 256),
+    (of_field(METHODS["store"].request, "value"), lambda n: b64encode(b"x" * n).decode(), 45_000),
+    (of_field(METHODS["echo"].request, "payload"), lambda n: b64encode(b"x" * n).decode(), 48_000),
+    (KnownReason(), "x".__mul__, 48),
+    (messages.TEXT, "x".__mul__, 128),
+    (of_field(PLAN, "steps"), [(2**30, 1000)].__mul__, 32),
+    (of_field(PLAN, "steps"), lambda n: [(1, n)], 1000),
+    (of_field(RESULT, "timings"), [TIMING].__mul__, 128),
+    (of_field(RESULT, "ranks"), [{"rank": 0, "outcome": "ok", "stage": "done"}].__mul__, 64),
+    (of_field(CONCLUSION.fields["result"], "late"), ["n1"].__mul__, 2),
+    (of_field(messages.REPORT, "parts"), ["gpu3"].__mul__, 128),
+    (of_field(messages.REPORT, "pairs"), lambda n: dict.fromkeys(NAMES[:n], 1.0), 6),
+    (of_field(messages.JOB, "culprits"), [0].__mul__, 8),
+    (of_field(METHODS["summary"].answer, "left_out"), ["job"].__mul__, 16),
+])  # fmt: skip
+def test_bounds_of_lengths(kind: Type, of_length: Callable[[int], object], most: int) -> None:
+    """What is as long as any passes, what is longer does not."""
+    kind.read(of_length(most), "field")
+    with pytest.raises(SchemaError, match="field"):
+        kind.read(of_length(most + 1), "field")
 
 
 @pytest.mark.parametrize(("members", "allowed"), [("a", False), ("ab", True), ("abc", False)])
