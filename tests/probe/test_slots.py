@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -291,6 +290,19 @@ def test_what_a_round_is_charged(
     assert len(played._recent) == (seen.epoch == 7)
 
 
+def with_gpus(played: Played, gpus: int, clock: Time) -> ThisNode:
+    """Return the node of these slots, with idle GPUs."""
+    state = played._state
+    idle = dict.fromkeys(map(str, range(gpus)), 0.0) or None
+    occupancy = GpuOccupancy(snapshot(idle), time.monotonic)
+    state.gpus, state.policy = occupancy, Policy(PolicyOptions(), occupancy, clock)
+    state.worker_pool = SimpleNamespace(ready=True, no_gpus=lambda _gpus: "")
+    state.local_membership, state.waited = SimpleNamespace(me=ME), None
+    state.metrics.add, state.monotonic = lambda *_: None, clock
+    nobody: Any = None
+    return ThisNode(state, nobody, ("127.0.0.1", "lo"), nobody)
+
+
 @pytest.mark.parametrize(
     "ends", [{"timings": (Timing("all_reduce", 8, 0.01, 1.0),), "outcome": Outcome.OK}, {}]
 )
@@ -298,15 +310,8 @@ def test_a_member_that_orders_round_after_round(played: Played, ends: dict[str, 
     """Whether they go well or hang, it gets a tenth of the time on idle GPUs. The share of the
     schedule is untouched, and so are this node's own confirmations.
     """
-    clock, shot = Time(), snapshot({"0": 0.0})
-    gpus = GpuOccupancy(shot, time.monotonic)
-    state = played._state
-    state.gpus, state.policy, state.monotonic = gpus, Policy(PolicyOptions(), gpus, clock), clock
-    state.worker_pool = SimpleNamespace(ready=True, no_gpus=lambda _gpus: "")
-    state.local_membership, state.waited = SimpleNamespace(me=ME), None
-    state.metrics.add = lambda *_: None
-    nobody: Any = None
-    node = ThisNode(state, nobody, ("127.0.0.1", "lo"), nobody)
+    clock = Time()
+    node = with_gpus(played, 1, clock)
     seen = observed(RoundKind.PAIR, members=(OTHER, ME), **ends)
     plan = RoundPlan(
         epoch=ON_DEMAND,
@@ -325,7 +330,21 @@ def test_a_member_that_orders_round_after_round(played: Played, ends: dict[str, 
         assert objection in {"", "duty"}
         assert node.obstacle(scheduled=True) == node.obstacle(scheduled=False) == ""
     assert ran == 26, "what was saved in ten minutes, and a tenth of these 2,000 seconds"
-    assert node.objection(replace(plan, ranks=2)) in {"duty", "gpus_differ"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "objection"),
+    [(0, 1, ""), (0, 2, "gpus_differ"), (2, 2, ""), (2, 3, "gpus_differ")],
+)
+def test_a_round_of_more_gpus_than_are_here(
+    played: Played, gpus: int, ranks: int, objection: str
+) -> None:
+    """It is declined; a node without GPUs has one rank."""
+    seen = observed(RoundKind.PAIR, members=(OTHER, ME))
+    plan = RoundPlan(
+        epoch=7, kind=seen.kind, backend=Backend.NCCL, members=seen.members, digest="", ranks=ranks
+    )
+    assert with_gpus(played, gpus, Time()).objection(plan) == objection
 
 
 def test_who_is_left_out() -> None:

@@ -6,13 +6,14 @@ import ast
 import asyncio
 import base64
 import importlib
+import io
 import json
 import os
 import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,7 +98,40 @@ def test_checksum(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, "mm", flipping)
         other, wrong = worker.checksum(device, steps)
         assert (other != number, wrong) == (True, "")
-    assert worker.reproducible(device) == ""
+
+
+@pytest.mark.parametrize(("device", "hip", "versions", "told"), [
+    ("cuda", None, (12, 4, 5), "H100, 132 SM 9.0, driver 570.1, torch 2.9, cuBLAS 12.4.5"),
+    ("cuda", None, (), ""),
+    ("cuda", "6.1", (12, 4, 5), ""),
+    ("cpu", None, (12, 4, 5), ""),
+])  # fmt: skip
+def test_what_bits_depend_on(
+    monkeypatch: pytest.MonkeyPatch, device: str, hip: str, versions: Sequence[int], told: str
+) -> None:
+    """GPU, driver, torch and the cuBLAS that is loaded, by its own word; nothing elsewhere."""
+
+    def property_of(which: int, number: Any) -> int:
+        number._obj.value = versions[which]
+        return 0
+
+    files = {
+        "/sys/module/nvidia/version": "570.1\n",
+        "/proc/self/maps": "7f00-7f10 r-xp 00000000 08:01 9    /a b/libcublas.so.12\n" * 2
+        if versions
+        else "",
+    }
+    gpu = SimpleNamespace(name="H100", multi_processor_count=132, major=9, minor=0)
+    fake = SimpleNamespace(
+        __version__="2.9",
+        version=SimpleNamespace(hip=hip),
+        cuda=SimpleNamespace(init=lambda: None, get_device_properties=lambda _: gpu),
+    )
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    monkeypatch.setattr(worker, "open", lambda path, **_: io.StringIO(files[path]), raising=False)
+    libraries = {"/a b/libcublas.so.12": SimpleNamespace(cublasGetProperty=property_of)}
+    monkeypatch.setattr(worker.ctypes, "CDLL", libraries.__getitem__)
+    assert worker.reproducible(SimpleNamespace(type=device)) == told
 
 
 @pytest.mark.parametrize(("error", "slug"), [
