@@ -29,8 +29,6 @@ START_DEADLINE = 20.0
 """Seconds for an interpreter to start and import; a cold disk under load is slow."""
 LOOK = 0.25
 """Seconds between two reads of a worker's progress page."""
-KILL_DEADLINE = 0.5
-"""Seconds after SIGKILL until a process counts as unkillable."""
 
 
 class Channel(asyncio.Protocol):
@@ -289,8 +287,8 @@ class WorkerProcess:
             await self.killed()
 
     async def killed(self) -> bool:
-        """Kill the worker; False if it still exists after `KILL_DEADLINE`."""
-        return await self.child.killed(KILL_DEADLINE)
+        """Kill the worker; False if it cannot be killed."""
+        return await self.child.killed()
 
     async def _frame(self) -> dict[str, Any] | None:
         """Return the worker's next frame; None if it has not arrived.
@@ -340,6 +338,6 @@ async def start(name: str, command: Sequence[str]) -> tuple[child.Child, Channel
         try:
             channel = await Channel.opened(ours)
         except asyncio.CancelledError:
-            await started.killed(KILL_DEADLINE)
+            await started.killed()
             raise
     return started, channel, progress

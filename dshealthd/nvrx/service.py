@@ -40,8 +40,6 @@ VERDICTS = counter(
 
 START_DEADLINE = 20.0
 """Seconds the server may take to listen."""
-KILL_DEADLINE = 5.0
-"""Seconds to wait for its end after SIGKILL."""
 SERVER = python("dshealthd.nvrx.server")
 SHORTEST, LONGEST = 1.0, 60.0
 """Seconds from the end of one server to the start of the next."""
@@ -153,7 +151,7 @@ class HealthCheckService:
                     self._up = False
                     with contextlib.suppress(OSError):  # already removed
                         os.unlink(str(self.options.socket))
-                await server.killed(KILL_DEADLINE)
+                await server.killed()
 
     async def _listen(self, channel: socket.socket) -> None:
         try:
