@@ -430,12 +430,12 @@ class SlotRunner:
 
 
 def jitter(epoch: int, pair: Iterable[str], period: float) -> float:
-    """Return how many seconds into the epoch a pair starts: the same for both of it."""
+    """Return how many seconds into the epoch a pair's slot begins: the same for both of it."""
     return _spread(f"{epoch}/{'/'.join(sorted(pair))}") / 2**32 * min(JITTER, period / 5)
 
 
 def _spread(text: str) -> int:
-    """Return a number below 2^32 that is the same on every node."""
+    """Return a number below 2^32 that spreads slots, the same on every node."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
 
 

@@ -131,7 +131,7 @@ class PeerServer:
             yield REFUSED(float(count), reason)
 
     async def _serve(self, connection: PeerConnection, frame: bytes | None) -> None:
-        """Answer a frame of a connection, or refuse it."""
+        """Answer a frame that came to the peer listener, or refuse it."""
         try:
             if frame is None:
                 raise RequestRejected(Rejection.MALFORMED)  # noqa: TRY301 - answered like others

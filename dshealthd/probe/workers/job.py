@@ -149,7 +149,7 @@ class RankResult:
 
 
 def late(results: Iterable[RankResult]) -> tuple[int, ...]:
-    """Return the suspect ranks of a job that failed.
+    """Return the suspect ranks of a round whose workers failed.
 
     These are the ranks with a fault of their own, or else those that lag behind the others.
 

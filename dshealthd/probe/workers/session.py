@@ -56,7 +56,7 @@ class NodeWorkers:
     def __init__(
         self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
     ) -> None:
-        """Hold the job; no worker starts yet."""
+        """Hold the job of this node's sessions; no worker starts yet."""
         self.job, self.store, self.progress = job, store, progress
         self.attended: list[WorkerSession] = []
         self._ends: float | None = None

@@ -21,7 +21,7 @@ class StatusPage:
     """
 
     def __init__(self) -> None:
-        """Create the file."""
+        """Create the memory file of a worker's page."""
         self.descriptor = os.memfd_create("dshealthd-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.descriptor, BOARD)
         # A library that prints in a loop cannot grow the page, and nothing can cut off the
