@@ -139,7 +139,12 @@ class SlotRunner:
         await self.node.close()
         await self.server.close()
         await self.client.close()
-        await self._state.save(self.baselines)
+        self._save()
+
+    def _save(self) -> None:
+        """Write the baselines in the background, if they have changed."""
+        if self.baselines.changed:
+            self._state.file.save(self.baselines.document())
 
     async def run(self) -> None:
         """Run one slot after another; return when this node's name changes."""
@@ -247,7 +252,7 @@ class SlotRunner:
             await self._local(epoch)
         if self._state.monotonic() - self._saved > SAVE_EVERY:
             self._saved = self._state.monotonic()
-            await self._state.save(self.baselines)
+            self._save()
 
     async def _in_pair(self, epoch: int, pair: Sequence[str]) -> None:
         order = root_order(pair, epoch)

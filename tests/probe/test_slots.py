@@ -56,7 +56,7 @@ class Played(SlotRunner):
         self._me, self._names, self._recent, self._saved = ME, (ME, OTHER), deque(), 0.0
         self.detector: Any = SimpleNamespace(withdraw=lambda _: self.had.update(["withdrawn"]))
         self.credentials: Any = SimpleNamespace(off=False)
-        self.baselines: Any = None
+        self.baselines: Any = SimpleNamespace(changed=True, document=lambda: "all")
         self.rounds: Any = SimpleNamespace(takes_part_in=lambda *_: False, busy=False)
         self.node: Any = SimpleNamespace(epoch=lambda: int(self.now // period))
         self.client: Any = SimpleNamespace(call=self.call)
@@ -68,7 +68,7 @@ class Played(SlotRunner):
             absences=SimpleNamespace(own_end=lambda: 0.0, absent=lambda name: name == GONE),
             gpus=SimpleNamespace(count=lambda: 8),
             metrics=SimpleNamespace(skip=lambda reason: self.had.update([f"skip {reason}"])),
-            save=self.save,
+            file=SimpleNamespace(save=lambda content: self.had.update([f"saved {content}"])),
         )
 
     async def call(self, *given: Any) -> dict[str, Any]:
@@ -77,10 +77,6 @@ class Played(SlotRunner):
         if self.call_fails:
             raise PeerError(Outcome.DECLINED, self.call_fails.pop(0))
         return {"observation": observed(RoundKind.LIGHT)}
-
-    async def save(self, _baselines: object) -> None:
-        """Count."""
-        self.had["saved"] += 1
 
     async def _lead(self, epoch: int, members: Any, *given: Any, **more: Any) -> Any:
         if self.really:
@@ -138,10 +134,10 @@ async def test_what_is_due_beside_the_rounds(played: Played) -> None:
         await played._epoch(epoch)
     assert (played.had["local"], played.had["skip resting"]) == (2, 120)
     played.had.clear()
-    for since in (300.0, 301.0):
-        played._saved = played.now - since
+    for since, changed in ((300.0, True), (301.0, False), (301.0, True)):
+        played._saved, played.baselines.changed = played.now - since, changed
         await played._epoch(EPOCH)
-        assert played.had["saved"] == (since > 300.0)
+        assert played.had["saved all"] == (since > 300.0 and changed)
 
 
 async def test_an_extra_round_waits_for_another(played: Played) -> None:

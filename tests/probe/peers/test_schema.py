@@ -228,9 +228,10 @@ def test_numbers_of_the_store(number: int, *, allowed: bool) -> None:
             kind.read(value, "body")
 
 
-def of_field(record: Record | Form, name: str) -> Type:
+def of_field(record: Type, name: str) -> Type:
     """Return the type of a field."""
     inner = record.fields if isinstance(record, Form) else record
+    assert isinstance(inner, Record)
     return {**inner.fields, **inner.optional}[name]
 
 

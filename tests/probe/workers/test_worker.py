@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import base64
+import ctypes
 import importlib
 import io
 import json
@@ -130,8 +131,9 @@ def test_what_bits_depend_on(
     monkeypatch.setitem(sys.modules, "torch", fake)
     monkeypatch.setattr(worker, "open", lambda path, **_: io.StringIO(files[path]), raising=False)
     libraries = {"/a b/libcublas.so.12": SimpleNamespace(cublasGetProperty=property_of)}
-    monkeypatch.setattr(worker.ctypes, "CDLL", libraries.__getitem__)
-    assert worker.reproducible(SimpleNamespace(type=device)) == told
+    monkeypatch.setattr(ctypes, "CDLL", libraries.__getitem__)
+    found: Any = SimpleNamespace(type=device)
+    assert worker.reproducible(found) == told
 
 
 @pytest.mark.parametrize(("error", "slug"), [
