@@ -167,6 +167,32 @@ def test_a_link_has_two_ends_that_are_well(
 
 
 @pytest.mark.parametrize(
+    ("bads", "echoes", "found"),
+    [
+        (1, [], PairVerdict.NOTHING),
+        (2, [], PairVerdict.LINK),
+        (2, [HARD], PairVerdict.LINK),
+        (1, [HARD, HARD], PairVerdict.SELF),
+        (2, [HARD, 1.0], PairVerdict.LINK),
+    ],
+)
+def test_collectives_that_hang(bads: int, echoes: list[float], found: PairVerdict) -> None:
+    """Two that hang between ends that are well with others are the link's. If meanwhile no echo
+    with two others comes back, it is this node's.
+    """
+    known = company()
+    for peer in "ab":
+        round = replace(a_round(10, peer, 1), kind=RoundKind.PAIR)
+        known.log.append(Met(round, light=False, ratio=1.0, bad=False, silent=False))
+    for peer, ratio in zip("cd", echoes, strict=False):
+        met(known, peer, ratio)
+    known.record_report(a_round(20, told=WELL))
+    pair = suspicion(RUN, bads)
+    pair.first = replace(pair.first, kind=RoundKind.PAIR)
+    assert pair.find(known, set(), 1) is found
+
+
+@pytest.mark.parametrize(
     ("words", "found"),
     [
         ([], PairVerdict.NOTHING),

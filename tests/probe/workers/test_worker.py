@@ -26,6 +26,7 @@ from dshealthd.probe.workers.store import LocalStore, StoreError
 
 MAX_KEY = 256
 MAX_VALUE = 45_000
+MAX_KEYS = 4096
 
 
 @pytest.fixture(scope="module")
@@ -291,6 +292,7 @@ def test_local_store() -> None:
         assert await store("delete", "a", None, 1) is True
         with pytest.raises(TimeoutError):
             await store("wait", "a", None, 0.01)
+        await store("set", "k" * MAX_KEY, b"v" * MAX_VALUE, 1)
         refused: list[tuple[str, str, bytes | int | None]] = [
             ("set", "k" * (MAX_KEY + 1), b""),
             ("set", "a", b"v" * (MAX_VALUE + 1)),
@@ -303,6 +305,11 @@ def test_local_store() -> None:
         await store("set", "text", b"x", 1)
         with pytest.raises(StoreError, match="does not hold a number"):
             await store("add", "text", 1, 1)
+        for number in range(MAX_KEYS - 2):
+            await store("set", str(number), b"", 1)
+        with pytest.raises(StoreError, match="full"):
+            await store("set", "one more", b"", 1)
+        await store("set", "text", b"", 1)
 
     asyncio.run(main())
 
