@@ -172,6 +172,26 @@ def test_agent_that_comes_late(agents_end: AgentsEnd, heartbeat: Heartbeat) -> N
     assert agents_end.message().step == 2000
 
 
+def test_most_steps_are_brief(monkeypatch: pytest.MonkeyPatch, heartbeat: Heartbeat) -> None:
+    """A step that is not measured moves the position alone, whether the caller counts itself or
+    not; where its count jumps, all is told.
+    """
+    monkeypatch.setattr(step_timer, "SHARE", 0.0)
+    whole, step = list[int](), Heartbeat._step
+    monkeypatch.setattr(
+        Heartbeat, "_step", lambda self, steps: (whole.append(steps), step(self, steps))
+    )
+    spaced(heartbeat, 20, 0.0)
+    found = []
+    for stride in (0, 1, 2):
+        whole.clear()
+        for _ in range(50):
+            heartbeat.step(heartbeat.steps + stride if stride else None)
+        found.append(len(whole))
+    assert max(found[:2]) <= 5  # one in each second, on a busy machine
+    assert found[2] == 50
+
+
 @pytest.mark.parametrize("share", [math.inf, 0.0])
 def test_fork(agents_end: AgentsEnd, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     """A child of fork has a page of its own, and leaves its parent's alone, in a step that is
