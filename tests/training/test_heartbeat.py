@@ -149,6 +149,21 @@ def test_phase_that_is_not_ended(agents_end: AgentsEnd, heartbeat: Heartbeat) ->
     assert after.last_seconds == before.last_seconds
 
 
+def test_seconds_in_phases(monkeypatch: pytest.MonkeyPatch, heartbeat: Heartbeat) -> None:
+    """Each counts until the next begins, and none before the first step has ended."""
+    entered = {110.0: "checkpoint", 113.0: "training", 120.0: "checkpoint", 124.0: "evaluation"}
+    now = 100.0
+    monkeypatch.setattr("dshealthd.training.heartbeat.monotonic", lambda: now)
+    heartbeat.enter("evaluation")
+    now = 105.0
+    heartbeat.step()
+    for now, name in entered.items():  # noqa: B007 - the clock
+        heartbeat.enter(name)
+    now = 130.0
+    heartbeat.step()
+    assert heartbeat._marked == {Phase.EVALUATION: 6.0, Phase.CHECKPOINT: 7.0}
+
+
 @pytest.mark.parametrize(
     ("loss", "finite"),
     [(1.5, True), (math.nan, False), (math.inf, False), (-math.inf, False), (0, True)],
