@@ -378,6 +378,21 @@ def test_owned_by_others(environment: Path) -> None:
     assert launch.check(python)[0] == [f"{outside} is writable by group 4321"]
 
 
+@pytest.mark.parametrize(("links", "followed"), [(40, True), (41, False)])
+def test_many_links(environment: Path, links: int, *, followed: bool) -> None:
+    """As many as Linux follows; more are a loop."""
+    python = environment / "base" / "bin" / "python3"
+    for number in range(links):
+        link = environment / "base" / "bin" / f"link{number}"
+        link.symlink_to(python)
+        python = link
+    if followed:
+        assert [*launch.way(str(python))] == []
+    else:
+        with pytest.raises(OSError, match="too many links"):
+            [*launch.way(str(python))]
+
+
 def test_sticky_folder_on_the_way(environment: Path) -> None:
     """A sticky folder on the way is no danger; inside the environment it is."""
     python = str(environment / "env" / "bin" / "python")
