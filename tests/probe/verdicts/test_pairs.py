@@ -8,10 +8,13 @@ import pytest
 
 from dshealthd.core.schema import SchemaError
 from dshealthd.probe.observation import HARD, PeerReport, RoundKind
+from dshealthd.probe.options import BaselineOptions
 from dshealthd.probe.peers.messages import REPORT
+from dshealthd.probe.verdicts.baseline import Baselines
 from dshealthd.probe.verdicts.company import Company, Met
+from dshealthd.probe.verdicts.detector import Detector
 from dshealthd.probe.verdicts.pairs import PairSuspicion, PairVerdict
-from dshealthd.probe.verdicts.signals import REACH, RUN, ObservedRound, Signal
+from dshealthd.probe.verdicts.signals import REACH, RUN, Investigation, ObservedRound, Signal
 
 ECHO = Signal("light", "agent", "echo", 0, "")
 TIMED = Signal("fabric", "nccl", "all_reduce", 1, "0")
@@ -164,6 +167,23 @@ def test_a_link_has_two_ends_that_are_well(
     known.record_report(a_round(20, told=PeerReport(node=1.0, pairs=theirs)))
     found = suspicion(ECHO, 6, 10.0).find(known, set(), 1)
     assert found is (PairVerdict.LINK if link else PairVerdict.NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("investigated", "accused"), [((), "slow"), ((ECHO,), ""), ((TIMED,), ""), ((RUN,), "slow")]
+)
+def test_this_node_s_own_fault_comes_first(investigated: tuple[Signal, ...], accused: str) -> None:
+    """While one of the signals of a pair is investigated on this node, no link is accused."""
+    judge = Detector("me", dict.fromkeys(NAMES, ""), Baselines(BaselineOptions()), lambda: 0.0)
+    for name in ("a", "b"):
+        met(judge._company, name, 1.0)
+    judge._company.record_report(a_round(20, told=WELL))
+    for signal in investigated:
+        judge._of(signal).investigation = Investigation((), 0.0)
+    pair = replace(suspicion(ECHO, 6, 10.0), signals=frozenset({ECHO, TIMED}), reason="slow")
+    judge._epoch = 1
+    judge._judge(pair)
+    assert pair.accused == accused
 
 
 @pytest.mark.parametrize(
