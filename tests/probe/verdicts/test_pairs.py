@@ -85,6 +85,23 @@ def test_good_rounds_that_end_a_suspicion(bads: int, needed: int) -> None:
         assert ended is (number == needed)
 
 
+@pytest.mark.parametrize(
+    ("signal", "led_first", "led", "ended"),
+    [
+        (REACH, True, True, True),
+        (REACH, True, False, False),
+        (REACH, False, False, True),
+        (ECHO, True, False, True),
+    ],
+)
+def test_a_peer_that_calls(signal: Signal, *, led_first: bool, led: bool, ended: bool) -> None:
+    """It is not one that can be called: that this node did not reach it stands."""
+    pair = suspicion(signal, 1)
+    pair.first = replace(pair.first, led=led_first)
+    again = replace(a_round(1), led=led)
+    assert pair.update(again, frozenset(), 1.0, "", {signal: True}) is ended
+
+
 def test_a_suspicion_without_rounds_lapses() -> None:
     """It does after six epochs, and what was bad before counts for thirty-six."""
     pair = suspicion(REACH, 3)
@@ -167,6 +184,7 @@ def test_a_link_has_two_ends_that_are_well(
     known.record_report(a_round(20, told=PeerReport(node=1.0, pairs=theirs)))
     found = suspicion(ECHO, 6, 10.0).find(known, set(), 1)
     assert found is (PairVerdict.LINK if link else PairVerdict.NOTHING)
+    assert suspicion(ECHO, 5, 10.0).find(known, set(), 1) is PairVerdict.NOTHING, "too early"
 
 
 @pytest.mark.parametrize(
