@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from dshealthd.collection.progress_page import ProgressPage
 from dshealthd.core import child, documents, wire
-from dshealthd.core.child import StartError
+from dshealthd.core.child import START_DEADLINE, StartError
 from dshealthd.core.collector import News, Reason
 from dshealthd.core.garbage import free_transport
 from dshealthd.core.timing import MOMENT, time_limit
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _HELD = wire.LENGTH.size + wire.MAX_FRAME
 """Most bytes that wait to be taken before reading pauses: one frame, or many small ones."""
-START_DEADLINE = 20.0
-"""Seconds for an interpreter to start and import; a cold disk under load is slow."""
 LOOK = 0.25
 """Seconds between two reads of a worker's progress page."""
 

@@ -42,6 +42,8 @@ MEMORY = 512 << 20
 External input is bounded where it is read. This limit is the safety net: the child is refused
 memory, or ends, before the kernel kills a training job.
 """
+START_DEADLINE = 20.0
+"""Seconds for an interpreter to start and import; a cold disk under load is slow."""
 KILL_DEADLINE = 2.0
 """Seconds after SIGKILL until a process counts as unkillable: on a busy node one took over 0.5 s,
 and a CUDA context takes long.

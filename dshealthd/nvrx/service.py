@@ -11,7 +11,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import wire
-from dshealthd.core.child import StartError, channel, environment, python, spawn
+from dshealthd.core.child import (
+    START_DEADLINE,
+    StartError,
+    channel,
+    environment,
+    python,
+    spawn,
+)
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.timing import time_limit
 from dshealthd.nvrx.frames import QUESTION, READY, answer
@@ -38,8 +45,6 @@ VERDICTS = counter(
     "verdict",
 )
 
-START_DEADLINE = 20.0
-"""Seconds the server may take to listen."""
 SERVER = python("dshealthd.nvrx.server")
 SHORTEST, LONGEST = 1.0, 60.0
 """Seconds from the end of one server to the start of the next."""

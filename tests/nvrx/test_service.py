@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -126,12 +127,14 @@ def test_verdicts(node: Node) -> None:
 
 
 def test_socket(node: Node) -> None:
-    """The socket is open to every user, its process belongs to nobody where the agent is root, and
-    both go with the service.
+    """The socket is open to every user, its process belongs to nobody where the agent is root, has
+    512 files at most, and both go with the service.
     """
     node.serve()
     assert os.stat(node.path).st_mode & 0o777 == 0o666
     pid = node.server()
+    limits = Path(f"/proc/{pid}/limits").read_text(encoding="ascii")
+    assert re.search(r"Max open files +512 +512 ", limits)
     if os.geteuid() == 0:
         assert os.stat(f"/proc/{pid}").st_uid == 65534
     node.close()

@@ -17,6 +17,7 @@ import pytest
 from dshealthd.training import attach, step_timer
 from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.message import PAGE, Phase
+from dshealthd.training.position import FORWARD, INPUT
 from tests.stopwatch import Stopwatch
 from tests.training.agents_end import AgentsEnd, forked
 from tests.training.step_clock import average
@@ -149,6 +150,33 @@ def test_phase_that_is_not_ended(agents_end: AgentsEnd, heartbeat: Heartbeat) ->
     assert after.last_seconds == before.last_seconds
 
 
+def test_evaluation_that_nobody_marks(
+    monkeypatch: pytest.MonkeyPatch, heartbeat: Heartbeat
+) -> None:
+    """It counts from the step or the pass before, in the thread that trains, between two steps."""
+    now = 100.0
+    for module in ("heartbeat", "position"):
+        monkeypatch.setattr(f"dshealthd.training.{module}.monotonic", lambda: now)
+    heartbeat.step()
+    found = []
+    for stage, phase, is_main in (
+        (INPUT, "training", True),
+        (INPUT, "training", True),
+        (INPUT, "training", False),
+        (INPUT, "checkpoint", True),
+        (FORWARD, "training", True),
+    ):
+        heartbeat.enter(phase)
+        heartbeat.stage = stage
+        now += 2.0
+        thread = threading.Thread(target=heartbeat.evaluated)
+        (thread.run if is_main else thread.start)()
+        if not is_main:
+            thread.join()
+        found.append(heartbeat._evaluation)
+    assert found == [2.0, 4.0, 4.0, 4.0, 4.0]
+
+
 def test_seconds_in_phases(monkeypatch: pytest.MonkeyPatch, heartbeat: Heartbeat) -> None:
     """Each counts until the next begins, and none before the first step has ended."""
     entered = {110.0: "checkpoint", 113.0: "training", 120.0: "checkpoint", 124.0: "evaluation"}
@@ -193,9 +221,12 @@ def test_most_steps_are_brief(monkeypatch: pytest.MonkeyPatch, heartbeat: Heartb
     """
     monkeypatch.setattr(step_timer, "SHARE", 0.0)
     whole, step = list[int](), Heartbeat._step
-    monkeypatch.setattr(
-        Heartbeat, "_step", lambda self, steps: (whole.append(steps), step(self, steps))
-    )
+
+    def counted(self: Heartbeat, steps: int) -> None:
+        whole.append(steps)
+        step(self, steps)
+
+    monkeypatch.setattr(Heartbeat, "_step", counted)
     spaced(heartbeat, 20, 0.0)
     found = []
     for stride in (0, 1, 2):
