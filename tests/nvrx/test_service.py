@@ -25,7 +25,7 @@ from dshealthd.config.config import Config
 from dshealthd.core.collector import Metric
 from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
 from dshealthd.nvrx.options import NvrxOptions
-from dshealthd.nvrx.service import UP, VERDICTS, HealthCheckService
+from dshealthd.nvrx.service import UP, VERDICTS, HealthCheckService, ServerError
 from tests import agents
 from tests.nvrx.client import ask, call
 from tests.stopwatch import Stopwatch
@@ -183,6 +183,27 @@ def test_server_that_ends(node: Node) -> None:
     node.wait_up(0)
     node.wait_up(1)
     assert ask(node.path).response.success
+
+
+async def test_server_that_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is started again later and later, until one has served for longer than that takes."""
+    lasts, waits, now = [0.0, 0.0, 60.0, 60.1, 0.0], list[float](), [0.0]
+
+    async def serve() -> None:
+        if len(waits) == len(lasts):
+            raise asyncio.CancelledError
+        now[0] += lasts[len(waits)]
+        raise ServerError
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    service = HealthCheckService(NvrxOptions(), lambda: FIT, lambda: now[0])
+    monkeypatch.setattr(service, "_serve", serve)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await service._run()
+    assert waits == [1.0, 2.0, 4.0, 1.0, 2.0]
 
 
 def test_socket_left_behind(node: Node) -> None:
