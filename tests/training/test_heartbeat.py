@@ -274,6 +274,8 @@ def test_defects_stay_inside(
     spaced(heartbeat, 1)
     assert agents_end.message().step == 1
     heartbeat.gradient_norm(object())
+    heartbeat.loss(type("Several", (), {"device": 1, "numel": lambda _: 2})())
+    assert not heartbeat.closed, "what is no number is not read"
     heartbeat.loss(type("Odd", (), {"device": 1, "numel": lambda _: 1})())
     with caplog.at_level(logging.WARNING, "dshealthd.training"):
         spaced(heartbeat, 3)
