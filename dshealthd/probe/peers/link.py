@@ -74,4 +74,4 @@ class Link:
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED + 4)
         except OSError:
             return True
-        return len(info) < _UNACKED + 4 or struct.unpack_from("=I", info, _UNACKED)[0] > 0
+        return bool(struct.unpack_from("=I", info, _UNACKED)[0])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dshealthd.linux.starvation import LoopLag
+from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.observation import Observation, PeerReport, RoundPlan, Stage
 from dshealthd.probe.peers.protocol import Rejection
 from dshealthd.probe.workers.job import RankResult
@@ -20,7 +21,6 @@ class Decline:
     MEMBERS = "members_differ"
     TESTING = "already_testing"
     ROUND = "unknown_round"
-    MALFORMED = "malformed"
 
 
 DISAGREEMENTS = frozenset(
@@ -32,10 +32,10 @@ WHOLE = frozenset(
         *DISAGREEMENTS,
         Decline.TESTING,
         Decline.ROUND,
-        Decline.MALFORMED,
-        "maintenance",
-        "rate_limited",
-        "switched_off",
+        MAINTENANCE,
+        Rejection.MALFORMED,
+        Rejection.RATE,
+        Rejection.OFF,
     }
 )
 """Reasons to decline any round; a round declined for another reason may still be a light one."""
