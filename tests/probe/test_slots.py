@@ -228,12 +228,16 @@ async def test_the_kind_of_a_round(played: Played, gpus: int, kinds: str, backen
         await played._lead(epoch, (ME, OTHER))
     assert " ".join(plan.kind for plan, _ in led) == kinds
     assert {(plan.backend, plan.ranks) for plan, _ in led} == {(backend, gpus or 1)}
+    assert [len(plan.steps) for plan, _ in led] == [4, 4, 3, 3], "a large one in two epochs"
     await played._lead(ON_DEMAND, (ME, OTHER))
     await played._lead(0, (ME, OTHER), RoundKind.LIGHT)
     assert [(plan.kind, reason) for plan, reason in led[4:]] == [
         (RoundKind.LIGHT, "busy_gpu"),
         (RoundKind.LIGHT, ""),
     ]
+    played.node.obstacle = lambda **_: ""
+    await played._lead(ON_DEMAND, (ME, OTHER))
+    assert len(led[-1][0].steps) == 4, "a suspicion is confirmed with all sizes"
 
 
 def observed(kind: RoundKind, **given: Any) -> Observation:
