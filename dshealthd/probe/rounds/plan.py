@@ -29,11 +29,11 @@ DEADLINES: Mapping[Stage, float] = {
     Stage.IMPORT: 10.0,  # torch was imported before the invitation was answered
     Stage.STORE: 4.0,
     Stage.INIT: 12.0,
-    Stage.WARM_UP: 8.0,
-    Stage.SIZES: 8.0,
-    Stage.VERIFY: 8.0,
+    **dict.fromkeys((Stage.WARM_UP, Stage.SIZES, Stage.VERIFY), 8.0),
 }
-"""Seconds that a worker may stay in a stage."""
+"""Seconds that a worker may stay in a stage: in all together, less than a member waits for its root
+(`member.ROUND`).
+"""
 
 
 def local_plan(me: str, gpus: int, epoch: int = ON_DEMAND) -> RoundPlan:

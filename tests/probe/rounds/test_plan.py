@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dshealthd.probe.observation import Backend, RoundKind, RoundPlan, Timing
+from dshealthd.probe.observation import Backend, RoundKind, RoundPlan, Stage, Timing
 from dshealthd.probe.options import ProbeOptions
+from dshealthd.probe.rounds import member
 from dshealthd.probe.rounds.plan import (
+    DEADLINES,
     WARM_UP,
     gpu_seconds,
     job,
@@ -101,6 +103,15 @@ def test_work_of_a_node_alone(
     assert [spec.device for spec in work.rank_specs] == devices
     assert [spec.part for spec in work.rank_specs] == parts
     assert work.device_steps == (DeviceSteps() if gpus else None)
+
+
+def test_a_round_that_hangs_ends() -> None:
+    """Its stages together last 50 s at most, and a member waits a minute for its root; the last ones,
+    which are collectives, half of that.
+    """
+    assert (sum(DEADLINES.values()), member.ROUND) == (50.0, 60.0)
+    assert sum([*DEADLINES.values()][3:]) == 24.0
+    assert DEADLINES[Stage.INIT] == 3 * DEADLINES[Stage.STORE] == 12.0
 
 
 def test_what_a_round_costs_a_gpu() -> None:
