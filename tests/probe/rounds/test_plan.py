@@ -106,9 +106,7 @@ def test_work_of_a_node_alone(
 
 
 def test_a_round_that_hangs_ends() -> None:
-    """Its stages together last 50 s at most, and a member waits a minute for its root; the last ones,
-    which are collectives, half of that.
-    """
+    """Its stages together last 50 s, half of them the collectives'; a member waits a minute."""
     assert (sum(DEADLINES.values()), member.ROUND) == (50.0, 60.0)
     assert sum([*DEADLINES.values()][3:]) == 24.0
     assert DEADLINES[Stage.INIT] == 3 * DEADLINES[Stage.STORE] == 12.0
