@@ -10,7 +10,7 @@ import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dshealthd import __version__
-from dshealthd.core import background, state_writer
+from dshealthd.core import background
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.schema import SchemaError
 from dshealthd.core.sockets import listen_address
@@ -152,7 +152,6 @@ class ProbeService:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-            await state_writer.wait_until_written(state_writer.DEADLINE)
             self._task = None
         if self._state.worker_pool is not None:
             await self._state.worker_pool.close()

@@ -15,6 +15,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dshealthd.core import state_writer
 from dshealthd.core.sockets import listen_address
 from dshealthd.probe.hung_jobs import Neighborhood
 from dshealthd.probe.members.absences import MAINTENANCE
@@ -140,6 +141,8 @@ class SlotRunner:
         await self.server.close()
         await self.client.close()
         self._save()
+        # Who comes next, under another name or after a restart, reads them.
+        await state_writer.wait_until_written(state_writer.DEADLINE)
 
     def _save(self) -> None:
         """Write the baselines in the background, if they have changed."""

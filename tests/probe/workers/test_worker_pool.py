@@ -561,7 +561,9 @@ def test_stranger(scene: Scene) -> None:
 
 
 def test_nothing_inherited(scene: Scene) -> None:
-    """The parent has nothing of the agent's environment and descriptors, and one thread."""
+    """The parent has nothing of the agent's environment and descriptors, and one thread. It gains
+    no privileges, and has 16 GiB of memory at most.
+    """
     scene.play("", "")
     process = Path(f"/proc/{scene.parent}")
     environment = (process / "environ").read_text(encoding="utf-8").split("\0")
@@ -571,6 +573,9 @@ def test_nothing_inherited(scene: Scene) -> None:
     assert sum(link.startswith("socket:") for link in links) == 1  # to the agent
     assert len(os.listdir(process / "task")) == 1
     assert children(scene.parent) == []
+    assert "NoNewPrivs:\t1\n" in (process / "status").read_text(encoding="ascii")
+    limits = (process / "limits").read_text(encoding="ascii")
+    assert re.search(rf"Max data size +{16 * 2**30} ", limits)
 
 
 def test_threads_at_import() -> None:
