@@ -19,6 +19,7 @@ from dshealthd.probe.metrics import (
     MEMBER,
     OPERATION,
     SKIPS,
+    UNTIMED_ROUNDS,
     RoundMetrics,
 )
 from dshealthd.probe.observation import (
@@ -128,6 +129,28 @@ def test_durations() -> None:
     metrics.add(RoundReport(seen, PLAN, 0.1, led=True), "a")
     bounds = [one.labels[1] for one in metrics.samples(()) if one.metric is DURATION]
     assert " ".join(bounds[:-3]) == "0.01 0.025 0.05 0.1 0.25 0.5 1.0 2.5 5.0 10.0 30.0"
+
+
+@pytest.mark.parametrize(
+    ("led", "kind", "outcome", "timed", "counts"),
+    [
+        (True, RoundKind.LIGHT, Outcome.OK, False, True),
+        (False, RoundKind.LIGHT, Outcome.OK, False, False),  # the leader tells
+        (True, RoundKind.PAIR, Outcome.OK, False, False),
+        (True, RoundKind.LIGHT, Outcome.HUNG, False, False),
+        (True, RoundKind.LIGHT, Outcome.OK, True, False),
+    ],
+)
+def test_echoes_that_give_no_time(
+    kind: RoundKind, outcome: Outcome, *, led: bool, timed: bool, counts: bool
+) -> None:
+    """Light rounds that this node led in vain, as both hosts were busy, are counted."""
+    metrics = RoundMetrics()
+    timings = (Timing("echo", 0, 0.1, 0.0),) if timed else ()
+    seen = Observation(1, kind, "agent", ("a", "b"), outcome, Stage.DONE, timings)
+    metrics.add(RoundReport(seen, PLAN, 0.1, led=led), "a")
+    (found,) = [one.value for one in metrics.samples(()) if one.metric is UNTIMED_ROUNDS]
+    assert found == counts
 
 
 def test_sizes_that_others_choose_are_no_series() -> None:

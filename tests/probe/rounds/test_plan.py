@@ -9,7 +9,6 @@ from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.rounds import member
 from dshealthd.probe.rounds.plan import (
     DEADLINES,
-    WARM_UP,
     gpu_seconds,
     job,
     local_job,
@@ -20,6 +19,7 @@ from dshealthd.probe.workers.job import (
     BANDWIDTH,
     GLOO_BANDWIDTH,
     LATENCY,
+    WARM_UP,
     DeviceSteps,
     RankSpec,
 )
