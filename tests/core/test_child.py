@@ -51,11 +51,11 @@ def few_descriptors() -> Iterator[None]:
             os.close(descriptor)
 
 
-@pytest.mark.parametrize(("seconds", "gone"), [(1.0, True), (4.0, False)])
+@pytest.mark.parametrize(("seconds", "gone"), [(0.6, True), (4.0, False)])
 async def test_when_a_child_counts_as_unkillable(
     monkeypatch: pytest.MonkeyPatch, seconds: float, *, gone: bool
 ) -> None:
-    """What a second passes until SIGKILL has ended it is not; after two it is left behind."""
+    """One that SIGKILL ends after half a second does not; after two it is left behind."""
     started, kill = child.spawn("a sleeper", SLEEP), child.Child.kill
     ending = asyncio.get_running_loop().call_later
     monkeypatch.setattr(child.Child, "kill", lambda self: ending(seconds, kill, self))
