@@ -69,6 +69,14 @@ def test_any_text(findings: list[FailedCheck]) -> None:
     )
 
 
+@pytest.mark.parametrize(("findings", "named"), [(32, 32), (33, 32)])
+def test_few_failures_are_named(findings: int, named: int) -> None:
+    """The launcher prints what an answer names into its log; all are counted."""
+    answer = said(*[FailedCheck(FitnessCheck.GPU_LOST, "gpu 3", "lost")] * findings)
+    output = json.loads(answer.response.output)
+    assert (output["fail_count"], len(output["failed_checks"])) == (findings, named)
+
+
 def test_unknown_has_no_answer() -> None:
     """What is not known is neither healthy nor unhealthy: the frame says why."""
     made = answer(Fitness((), ("gpu: not sampled yet", "x" * 5000)))

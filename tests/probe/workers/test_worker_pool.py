@@ -245,6 +245,13 @@ def test_healthy(scene: Scene) -> None:
         assert (result.entered, result.left) == (17, 17)
 
 
+def test_deadlines_end_a_worker_before_its_own_timeouts() -> None:
+    """Those of store and backend are two seconds longer than any stage after the import."""
+    deadlines = {Stage.IMPORT: 150.0, Stage.STORE: 4.0, Stage.INIT: 12.0, Stage.VERIFY: 8.0}
+    told = session._description(job("", deadlines=deadlines), RankSpec(rank=0))
+    assert told["timeout"] == 14.0
+
+
 def test_bandwidth(scene: Scene) -> None:
     """64 MiB go around and are checked to the last element."""
     results = scene.play("", "", steps=((64 << 20, 1),), warm_up=0)
