@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from dshealthd.core import schema
 from dshealthd.probe.members.schedule import Timetable, root_order
 from dshealthd.probe.observation import (
     Observation,
@@ -146,7 +147,7 @@ class Cluster:
         """What is yet to happen, by time: the last rounds of an epoch may end in the next one."""
         self._order = itertools.count()
         options = baseline or BaselineOptions()
-        usual = self._usual(options).document()
+        usual = schema.document(self._usual(options).document())
         self.judges = []
         for name in self.names:
             baselines = Baselines(options)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from dshealthd.collection.progress_page import ProgressPage
 from dshealthd.core import child, documents, wire
-from dshealthd.core.child import StartError
+from dshealthd.core.child import START_DEADLINE, StartError
 from dshealthd.core.collector import News, Reason
 from dshealthd.core.garbage import free_transport
 from dshealthd.core.timing import MOMENT, time_limit
@@ -25,12 +25,8 @@ if TYPE_CHECKING:
 
 _HELD = wire.LENGTH.size + wire.MAX_FRAME
 """Most bytes that wait to be taken before reading pauses: one frame, or many small ones."""
-START_DEADLINE = 20.0
-"""Seconds for an interpreter to start and import; a cold disk under load is slow."""
 LOOK = 0.25
 """Seconds between two reads of a worker's progress page."""
-KILL_DEADLINE = 0.5
-"""Seconds after SIGKILL until a process counts as unkillable."""
 
 
 class Channel(asyncio.Protocol):
@@ -289,8 +285,8 @@ class WorkerProcess:
             await self.killed()
 
     async def killed(self) -> bool:
-        """Kill the worker; False if it still exists after `KILL_DEADLINE`."""
-        return await self.child.killed(KILL_DEADLINE)
+        """Kill the worker; False if it cannot be killed."""
+        return await self.child.killed()
 
     async def _frame(self) -> dict[str, Any] | None:
         """Return the worker's next frame; None if it has not arrived.
@@ -340,6 +336,6 @@ async def start(name: str, command: Sequence[str]) -> tuple[child.Child, Channel
         try:
             channel = await Channel.opened(ours)
         except asyncio.CancelledError:
-            await started.killed(KILL_DEADLINE)
+            await started.killed()
             raise
     return started, channel, progress

@@ -42,6 +42,12 @@ MEMORY = 512 << 20
 External input is bounded where it is read. This limit is the safety net: the child is refused
 memory, or ends, before the kernel kills a training job.
 """
+START_DEADLINE = 20.0
+"""Seconds for an interpreter to start and import; a cold disk under load is slow."""
+KILL_DEADLINE = 2.0
+"""Seconds after SIGKILL until a process counts as unkillable: on a busy node one took over 0.5 s,
+and a CUDA context takes long.
+"""
 _LINE = 4096
 """Most bytes per line of a child's standard error; longer lines are split."""
 _CHUNK = 1 << 16
@@ -177,7 +183,7 @@ class Child:
         if self._popen.returncode is None:
             self._popen.send_signal(signal.SIGKILL)
 
-    async def killed(self, deadline: float) -> bool:
+    async def killed(self, deadline: float = KILL_DEADLINE) -> bool:
         """Kill the child; False if it still exists after `deadline` seconds, as in D state."""
         self.kill()
         try:

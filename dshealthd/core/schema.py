@@ -117,6 +117,10 @@ class Choice(Plain):
 
     values: type[enum.StrEnum]
 
+    def __repr__(self) -> str:
+        """Return the type with its values, which the name of their enumeration does not say."""
+        return f"Choice{sorted(map(str, self.values))}"
+
     def read(self, value: object, place: str) -> enum.StrEnum:
         """Return the member of the schema's enumeration."""
         if isinstance(value, str) and value in self.values.__members__.values():
@@ -270,7 +274,7 @@ class Record:
 class Form:
     """A dataclass: an object with its fields, of which those that have defaults may be missing."""
 
-    made: type[Any]
+    made: type[Any] = field(repr=False)
     fields: Record
 
     def read(self, value: object, place: str = "body") -> Any:

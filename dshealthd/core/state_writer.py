@@ -41,8 +41,10 @@ HUNG = gauge(
     "file",
 )
 
-LOAD_DEADLINE = 2.0
-"""Seconds to read a file, which takes some 20 ms: a hung disk must not keep the agent waiting."""
+DEADLINE = 2.0
+"""Seconds to read or write a file, which takes some 20 ms: a hung disk must not keep the agent
+waiting.
+"""
 _POLL = 0.01
 """Seconds between two checks for completion; a write takes about 20 ms."""
 _writers: weakref.WeakValueDictionary[str, LatestWriter] = weakref.WeakValueDictionary()
@@ -140,6 +142,8 @@ class LatestWriter:
             try:
                 self._write(content)
             except OSError as error:
+                if self.error is None:
+                    log.warning("state of %s is not written: %s", self._name, error)
                 self.error = error
                 self.failures += 1
             else:
@@ -154,13 +158,17 @@ class StateFile:
     Without a directory, nothing is kept.
     """
 
-    def __init__(self, directory: Path | None, name: str, limit: int) -> None:
-        """Name the file after `name`, of which at most `limit` bytes are read."""
+    def __init__(
+        self, directory: Path | None, name: str, limit: int, *, durable: bool = False
+    ) -> None:
+        """Name the file after `name`, of which at most `limit` bytes are read; a `durable` one
+        survives a loss of power.
+        """
         self.place = "" if directory is None else f"{directory}/{name}.json"
         self._name, self._limit = name, limit
         self._writer: LatestWriter | None = None
         if self.place:
-            write = functools.partial(state_file.replace_in_child, self.place)
+            write = functools.partial(state_file.replace_in_child, self.place, durable=durable)
             self._writer = LatestWriter(write, name)
 
     async def load(self) -> Any:
@@ -182,9 +190,9 @@ class StateFile:
     async def _call(self, function: Callable[[], T]) -> T:
         try:
             name = f"state of {self._name}"
-            return await background.call(function, name, LOAD_DEADLINE, OSError)
+            return await background.call(function, name, DEADLINE, OSError)
         except TimeoutError as error:
-            why = f"the disk does not answer within {LOAD_DEADLINE:g} s"
+            why = f"the disk does not answer within {DEADLINE:g} s"
             raise TimeoutError(errno.ETIMEDOUT, why, self.place) from error
 
     def save(self, content: str) -> None:

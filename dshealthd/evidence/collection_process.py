@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GRACE = 1.0
-"""Seconds for the process to exit after its channel is closed, and again after SIGKILL."""
+"""Seconds for the process to exit after its channel is closed."""
 
 
 class CollectionProcess:
@@ -59,5 +59,5 @@ class CollectionProcess:
         Its children end with it. A process that cannot be killed is left behind.
         """
         self._frames.close()
-        if not (await self._child.ends(GRACE) or await self._child.killed(GRACE)):
+        if not (await self._child.ends(GRACE) or await self._child.killed()):
             log.error("evidence: process %d cannot be killed", self._child.pid)

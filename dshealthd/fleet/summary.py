@@ -10,6 +10,7 @@ from dshealthd.core.schema import SchemaError
 from dshealthd.findings.finding import State
 from dshealthd.probe.peers.messages import (
     JOB,
+    MAX_CULPRITS,
     MAX_FINDINGS,
     MAX_JOBS,
     MAX_OWN_WORK,
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 KEPT = 2.0
 """Seconds for which a summary is cached: members may query it often, and making it takes 2 ms."""
-MAX_CULPRITS = 8
-MAX_CAUSE = 16
 NUMBERS = ("world_size", "step", "step_highest", "steps_per_minute", "attempts")
 
 
@@ -108,7 +107,7 @@ def _job(job: Mapping[str, Any]) -> dict[str, Any]:
     }
     told |= {name: job[name] for name in NUMBERS if _fits(JOB.optional[name], job[name])}
     if standstill := job["hang"] or job.get("stall"):
-        told["cause"] = summary_text(standstill["cause"])[:MAX_CAUSE]
+        told["cause"] = summary_text(standstill["cause"])
     if job["hang"]:
         ranks = [entry["rank"] for entry in job["hang"]["culprits"]]
         told["culprits"] = [rank for rank in ranks if _fits(RANK_NUMBER, rank)][:MAX_CULPRITS]

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dshealthd.core import documents
-from dshealthd.core.child import how_ended
+from dshealthd.core.child import KILL_DEADLINE, how_ended
 from dshealthd.linux import privileges
 
 if TYPE_CHECKING:
@@ -37,11 +37,8 @@ Function = Callable[[Emit], Any]
 MOST = 64
 """Maximum number of concurrent processes; each spends most of its time waiting."""
 MAX_ANSWER = 4 << 20
-KILL_DEADLINE = 2.0
-"""Seconds after SIGKILL until a process is unkillable; on a busy node one took over 0.5 s."""
 TICK = 0.2
 """Seconds between two calls of `on_tick`."""
-_MAX_NAME = 100
 _CHUNK = 1 << 18
 _HEAD = struct.Struct(">II")
 """Before each part of the output: the lengths of a file's name (0: the answer) and content."""
@@ -92,7 +89,7 @@ class _Running:
         # The function may have parsed a user's data, so its output is bounded like a stranger's.
         while len(self.buffer) >= _HEAD.size:
             name_size, size = _HEAD.unpack_from(self.buffer)
-            if name_size > _MAX_NAME or size > (self.left if name_size else self.max_answer):
+            if name_size > self.max_answer or size > (self.left if name_size else self.max_answer):
                 self.problem = "its output exceeds its limit"
                 return False
             content = _HEAD.size + name_size

@@ -26,7 +26,7 @@ _SUCCESS, _EXIT_CODE, _OUTPUT, _ERROR = 1, 2, 3, 4
 
 
 def answer(fitness: Fitness) -> dict[str, str]:
-    """Return the message that answers a question."""
+    """Return the frame that answers NVRx's question: a protobuf response of a node's fitness."""
     if fitness.fit is None:
         reasons = "; ".join(fitness.unknown)[:MAX_UNKNOWN]
         return {"unknown": f"dshealthd does not know: {reasons}"}
@@ -52,7 +52,7 @@ def _tag(number: int, kind: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Encode a natural number in groups of seven bits, lowest first."""
+    """Encode a natural number as protobuf does: in groups of seven bits, lowest first."""
     data = bytearray()
     while value > 0x7F:  # noqa: PLR2004 - seven bits
         data.append(value & 0x7F | 0x80)

@@ -56,7 +56,7 @@ class Verdicts:
     """Requests verdicts from the agent, for one caller at a time."""
 
     def __init__(self, channel: socket.socket) -> None:
-        """Use a connected socket."""
+        """Request verdicts from the agent over a connected socket."""
         channel.settimeout(PATIENCE)
         self._channel = channel
         self._messages = wire.frames(channel)

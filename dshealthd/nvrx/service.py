@@ -11,9 +11,16 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import wire
-from dshealthd.core.child import StartError, channel, environment, python, spawn
+from dshealthd.core.child import (
+    START_DEADLINE,
+    StartError,
+    channel,
+    environment,
+    python,
+    spawn,
+)
 from dshealthd.core.collector import counter, gauge
-from dshealthd.core.timing import time_limit
+from dshealthd.core.timing import Backoff, time_limit
 from dshealthd.nvrx.frames import QUESTION, READY, answer
 from dshealthd.nvrx.options import NvrxOptions
 
@@ -38,13 +45,7 @@ VERDICTS = counter(
     "verdict",
 )
 
-START_DEADLINE = 20.0
-"""Seconds the server may take to listen."""
-KILL_DEADLINE = 5.0
-"""Seconds to wait for its end after SIGKILL."""
 SERVER = python("dshealthd.nvrx.server")
-SHORTEST, LONGEST = 1.0, 60.0
-"""Seconds from the end of one server to the start of the next."""
 _VERDICTS = {True: "healthy", False: "unhealthy", None: "unknown"}
 _FOREIGN = ("GRPC_", "LD_PRELOAD", "LD_AUDIT", "PYTHONSTARTUP", "PYTHONINSPECT")
 """Prefixes of environment variables that change what the server loads or traces."""
@@ -109,7 +110,7 @@ class HealthCheckService:
 
     async def _run(self) -> None:
         """Restart the gRPC server whenever it ends, with back-off while it fails at once."""
-        pause = SHORTEST
+        backoff, failures = Backoff(), 0
         while True:
             started = self._monotonic()
             try:
@@ -118,8 +119,8 @@ class HealthCheckService:
                 if str(error) != self._problem:
                     log.error("%s", error)
                 self._problem = str(error)
-            pause = SHORTEST if self._monotonic() - started > LONGEST else min(2 * pause, LONGEST)
-            await asyncio.sleep(pause)
+            failures = 1 if self._monotonic() - started > backoff.limit else failures + 1
+            await asyncio.sleep(backoff.after(failures))
 
     async def _serve(self) -> None:
         """Run one gRPC server until it ends, then raise ServerError."""
@@ -153,7 +154,7 @@ class HealthCheckService:
                     self._up = False
                     with contextlib.suppress(OSError):  # already removed
                         os.unlink(str(self.options.socket))
-                await server.killed(KILL_DEADLINE)
+                await server.killed()
 
     async def _listen(self, channel: socket.socket) -> None:
         try:

@@ -57,8 +57,6 @@ AT_ONCE = 8
 """Concurrent calls."""
 GAP = 60.0
 """Minimum seconds between two hangs, whatever their jobs: users can make jobs hang at will."""
-MAX_WAITING = 4
-"""Maximum queued hangs; if more jobs hang at once, they share one cause."""
 _WITHOUT_CAUSE = frozenset({HangClass.WAITING, HangClass.COLLECTIVE})
 
 
@@ -109,8 +107,7 @@ class HungJobs:
             elif self._monotonic() - at > GAP:  # ranks elsewhere fall silent later, or go on
                 self._seen.discard(job)
         for job, reason in by_job.items():
-            room = len(self._waiting) < MAX_WAITING
-            if reason in _WITHOUT_CAUSE and job not in self._seen and room:
+            if reason in _WITHOUT_CAUSE and job not in self._seen:
                 self._seen.add(job)
                 self._waiting.append(job)
                 self._added.set()

@@ -110,8 +110,7 @@ SIZES = frozenset({0, len(PAYLOAD), *(size for size, _ in LATENCY + LARGE + GLOO
 members choose, are no series.
 """
 LATEST = 32
-"""Round-trip times and clock offsets kept for their metrics."""
-MAX_DISAGREEING = 64
+"""Round-trip times, clock offsets and disagreements kept for their metrics."""
 
 
 class RoundMetrics:
@@ -171,9 +170,9 @@ class RoundMetrics:
         if peer:
             self._met = peer if observation.outcome is Outcome.OK else ""
         if report.offset is not None:
-            _put_bounded(self._offsets, peer, report.offset, LATEST)
+            _put_latest(self._offsets, peer, report.offset)
         if observation.outcome is Outcome.DECLINED and observation.reason in DISAGREEMENTS:
-            _put_bounded(self._disagreeing, peer, observation.reason, MAX_DISAGREEING)
+            _put_latest(self._disagreeing, peer, observation.reason)
         elif observation.outcome is Outcome.OK:
             self._disagreeing.pop(peer, None)
         self.rounds.append(_entry(report, peer))
@@ -225,11 +224,11 @@ class RoundMetrics:
             yield LAST(at, kind)
 
 
-def _put_bounded(store: OrderedDict[Any, Any], key: object, value: object, most: int) -> None:
-    """Put a value into a dict bounded to `most` entries, newest last."""
-    store[key] = value
-    store.move_to_end(key)
-    while len(store) > most:
+def _put_latest(store: OrderedDict[Any, Any], peer: str, value: object) -> None:
+    """Put a peer's value into a dict of the metrics, which keeps the last `LATEST` peers."""
+    store[peer] = value
+    store.move_to_end(peer)
+    while len(store) > LATEST:
         store.popitem(last=False)
 
 

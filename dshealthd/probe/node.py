@@ -67,7 +67,7 @@ class ThisNode:
         """Return why this node may not run another node's plan now, as a slug, or empty."""
         if reason := self.obstacle(scheduled=plan.epoch != ON_DEMAND, asked=True):
             return reason
-        return GPUS_DIFFER if plan.ranks > max(1, self._state.gpus.count()) else ""
+        return GPUS_DIFFER if plan.ranks > (self._state.gpus.count() or 1) else ""
 
     def obstacle(self, *, scheduled: bool, asked: bool = False) -> str:
         """Return why this node may not take part in a round with workers now, as a slug. Empty if

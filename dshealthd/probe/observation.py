@@ -10,20 +10,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-from dshealthd import __version__
 from dshealthd.core import schema
 from dshealthd.core.schema import Array, Choice, Integer, Number, Row
 from dshealthd.probe.peers.fields import (
     LATE,
     MAX_RANKS_OF_NODE,
+    MAX_REPETITIONS,
     MAX_SIZE,
+    MAX_SIZES,
     MEMBERS,
+    NAME,
     RATIO,
-    ROUND,
-    VERSION,
     KnownReason,
     Ratios,
-    Text,
 )
 
 FLOOR = 1e-6
@@ -39,10 +38,9 @@ is accused of that.
 ON_DEMAND = -1
 """The epoch of an unscheduled round: a confirmation, or one that a person requested."""
 EPOCH = Integer(ON_DEMAND)
-CLOCK = Number(0, 1e11)
-"""Unix time in seconds."""
 Steps = Annotated[
-    tuple[tuple[int, int], ...], Array(Row((Integer(1, MAX_SIZE), Integer(1, 1000))), 32)
+    tuple[tuple[int, int], ...],
+    Array(Row((Integer(1, MAX_SIZE), Integer(1, MAX_REPETITIONS))), MAX_SIZES),
 ]
 """All-reduces: bytes and repetitions of each."""
 
@@ -131,7 +129,7 @@ class Timing:
     """Bytes per second in nccl-tests' terms. For an all-reduce of n ranks, size / seconds ·
     2(n-1)/n.
     """
-    part: Annotated[str, Text(64)] = ""
+    part: Annotated[str, NAME] = ""
     """GPU index or adapter that was timed; empty for the whole member."""
 
 
@@ -142,20 +140,18 @@ Timings = Annotated[tuple[Timing, ...], Array(schema.of(Timing), 128)]
 class RoundPlan:
     """One round, as its invitation has it."""
 
-    round: Annotated[str, ROUND] = field(default_factory=lambda: secrets.token_hex(8))
+    round: Annotated[str, NAME] = field(default_factory=lambda: secrets.token_hex(8))
     """Random name that tells the round's messages from those of other rounds."""
     epoch: Annotated[int, EPOCH]
     kind: RoundKind
     backend: Backend
     members: Annotated[tuple[str, ...], MEMBERS]
     """Root first; ranks follow this order."""
-    digest: Annotated[str, Text(12)]
+    digest: Annotated[str, NAME]
     """Digest of the membership as the root sees it."""
     steps: Steps = ()
     ranks: Annotated[int, Integer(1, MAX_RANKS_OF_NODE)] = 1
     """Ranks of each node; with NCCL they use the GPUs from the first on."""
-    version: Annotated[str, VERSION] = __version__
-    """Members of different versions decline each other's rounds."""
 
     @property
     def root(self) -> str:
@@ -178,7 +174,7 @@ class PeerReport:
 
     node: Annotated[float | None, schema.OrNull(RATIO)] = None
     """Its own score."""
-    parts: Annotated[tuple[str, ...], Array(Text(64), 2 * MAX_RANKS_OF_NODE)] = ()
+    parts: Annotated[tuple[str, ...], Array(NAME, 2 * MAX_RANKS_OF_NODE)] = ()
     """Parts of its own that it finds slow."""
     uplink: bool = False
     """Whether its rounds are slow if they leave its leaf, and not if they stay inside."""
@@ -242,7 +238,7 @@ class Observation:
     reason: Annotated[str, KnownReason()] = ""
     told: PeerReport | None = None
     """What the other member reported, or the second one if this node is none of them."""
-    at: Annotated[float, CLOCK] = 0.0
+    at: Annotated[float, schema.UNIX_TIME] = 0.0
     """Unix time in seconds of the round's end."""
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.observation import ON_DEMAND, RoundKind
-from dshealthd.probe.peers.protocol import Refusal
+from dshealthd.probe.peers.protocol import Refusal, Rejection
 from dshealthd.probe.rounds.active_round import Decline
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class PeerRequests:
     async def _lead_on_demand(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
         members, kind = body["members"], body["kind"]
         if members[0] != self._me or members[1] == self._me or kind is RoundKind.LOCAL:
-            raise Refusal(Decline.MALFORMED)
+            raise Refusal(Rejection.MALFORMED)
         if not set(members) <= set(self._state.local_membership.membership.names):
             raise Refusal(Decline.MEMBERS)
         report = await self._lead(members, kind, body["steps"])

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import ipaddress
 import logging
 import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dshealthd import __version__
-from dshealthd.core import background, state_file, state_writer
-from dshealthd.core.child import StartError
+from dshealthd.core import background
 from dshealthd.core.collector import counter, gauge
+from dshealthd.core.schema import SchemaError
 from dshealthd.core.sockets import listen_address
-from dshealthd.core.state_writer import LatestWriter
+from dshealthd.core.state_writer import StateFile
 from dshealthd.linux import starvation
 from dshealthd.linux.local_network import interface_of
 from dshealthd.probe.hung_jobs import HungJobs
@@ -65,10 +64,10 @@ PARENT_IDLE = 120.0
 """Seconds after which the idle fork server ends: it has imported torch, some 200 MiB."""
 RETRY = 5.0
 """Seconds between attempts to start."""
+MAX_FILE = 1 << 24
+"""Bytes of the file of baselines, three times what `MAX_CLASSES` of `KEPT` values take."""
 READ_DEADLINE = 10.0
 """Timeout in seconds for reading the key; the reason is known then."""
-SAVE_DEADLINE = 2.0
-"""Seconds to wait for a save; it takes some 20 ms, more on a slow disk."""
 
 
 class Setup(Exception):
@@ -117,17 +116,12 @@ class ProbeService:
             else None,
             metrics=RoundMetrics(),
             again=asyncio.Event(),
-            save=self._save,
+            file=StateFile(state, "probe-baselines", MAX_FILE, durable=True),
             summary=summary,
             monotonic=monotonic,
             wall=wall,
             waited=waited,
         )
-        self._file = None if state is None else state / "probe-baselines.json"
-        self._writer: LatestWriter | None = None
-        if self._file is not None:
-            write = functools.partial(state_file.replace_in_child, str(self._file), durable=True)
-            self._writer = LatestWriter(write, "probe-baselines")
         self._running: SlotRunner | None = None
         self._task: asyncio.Task[None] | None = None
         self._problem = ""
@@ -285,7 +279,10 @@ class ProbeService:
             about = self._state.worker_pool.about
             stamp = f"torch {about.get('torch', '')} cuda {about.get('cuda', '')}"
         baselines = Baselines(options.baseline, f"dshealthd {__version__} {stamp}".strip())
-        await self._load(baselines)
+        try:
+            baselines.restore(await self._state.file.load())
+        except (SchemaError, OSError) as error:
+            log.warning("probe: baselines start from scratch: %s", error)
         running = SlotRunner(self._state, credentials, baselines, address)
         try:
             await running.open()
@@ -301,40 +298,6 @@ class ProbeService:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
         address = str(ipaddress.ip_address(found))
         return address, self.options.worker.interface or interface_of(address, self._host)
-
-    async def _load(self, baselines: Baselines) -> None:
-        file = self._file
-        if file is None:
-            return
-        try:
-            await background.call(
-                lambda: baselines.load(file),
-                "baselines",
-                PREPARATION,
-                ValueError,
-                ArithmeticError,
-                OSError,
-            )
-        except (ValueError, ArithmeticError, OSError) as error:
-            why = str(error) or f"no answer within {PREPARATION:g} s"
-            log.warning("probe: baselines start from scratch: %s", why)
-
-    async def _save(self, baselines: Baselines) -> None:
-        """Write the baselines if they have changed; the disk may hang."""
-        writer = self._writer
-        if writer is None or not baselines.changed:
-            return
-        document = baselines.document()
-        try:
-            writer.put(document)
-        except StartError as error:
-            why = str(error)
-        else:
-            await state_writer.wait_until_written(SAVE_DEADLINE)
-            why = "the disk hangs" if writer.busy else str(writer.error or "")
-        if why:
-            baselines.changed = True
-            log.warning("probe: cannot save baselines: %s", why)
 
 
 async def _prepared(make: Callable[[], T], what: str, deadline: float) -> T:

@@ -15,6 +15,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dshealthd.core import state_writer
 from dshealthd.core.sockets import listen_address
 from dshealthd.probe.hung_jobs import Neighborhood
 from dshealthd.probe.members.absences import MAINTENANCE
@@ -139,7 +140,14 @@ class SlotRunner:
         await self.node.close()
         await self.server.close()
         await self.client.close()
-        await self._state.save(self.baselines)
+        self._save()
+        # Who comes next, under another name or after a restart, reads them.
+        await state_writer.wait_until_written(state_writer.DEADLINE)
+
+    def _save(self) -> None:
+        """Write the baselines in the background, if they have changed."""
+        if self.baselines.changed:
+            self._state.file.save(self.baselines.document())
 
     async def run(self) -> None:
         """Run one slot after another; return when this node's name changes."""
@@ -247,7 +255,7 @@ class SlotRunner:
             await self._local(epoch)
         if self._state.monotonic() - self._saved > SAVE_EVERY:
             self._saved = self._state.monotonic()
-            await self._state.save(self.baselines)
+            self._save()
 
     async def _in_pair(self, epoch: int, pair: Sequence[str]) -> None:
         order = root_order(pair, epoch)
@@ -430,12 +438,12 @@ class SlotRunner:
 
 
 def jitter(epoch: int, pair: Iterable[str], period: float) -> float:
-    """Return how many seconds into the epoch a pair starts: the same for both of it."""
+    """Return how many seconds into the epoch a pair's slot begins: the same for both of it."""
     return _spread(f"{epoch}/{'/'.join(sorted(pair))}") / 2**32 * min(JITTER, period / 5)
 
 
 def _spread(text: str) -> int:
-    """Return a number below 2^32 that is the same on every node."""
+    """Return a number below 2^32 that spreads slots, the same on every node."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dshealthd.core.state_writer import StateFile
 from dshealthd.probe.hung_jobs import HungJobs
 from dshealthd.probe.members.absences import Absences
 from dshealthd.probe.members.local_membership import LocalMembership
 from dshealthd.probe.metrics import RoundMetrics
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.policy import GpuOccupancy, Policy
-from dshealthd.probe.verdicts.baseline import Baselines
 from dshealthd.probe.workers.worker_pool import WorkerPool
 
 
@@ -32,7 +32,8 @@ class ProbeState:
     metrics: RoundMetrics
     again: asyncio.Event
     """Set to have the members reread."""
-    save: Callable[[Baselines], Coroutine[Any, Any, None]]
+    file: StateFile
+    """The baselines of earlier runs."""
     summary: Callable[[], dict[str, Any]]
     """Returns what this node reports about itself; see `fleet.summary`."""
     monotonic: Callable[[], float]

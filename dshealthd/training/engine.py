@@ -107,7 +107,7 @@ def _step(heartbeat: Heartbeat, engine: Any, loss: Any) -> None:
 
 
 def _report(heartbeat: Heartbeat, engine: Any) -> None:
-    """Report what the engine keeps of a step."""
+    """Report what a DeepSpeed engine keeps of a step: skipped ones, loss scale, gradient norm."""
     heartbeat.skipped = engine.skipped_steps
     optimizer = engine.optimizer
     if engine.fp16_enabled():
@@ -235,7 +235,7 @@ class Communication:
         self._seen: dict[str, int] = {}
 
     def __call__(self) -> float | None:
-        """Return the seconds so far; None if the logger is off.
+        """Return the seconds in collectives that DeepSpeed has logged; None if its logger is off.
 
         Events that the device has not reached yet are left for the next call.
         """

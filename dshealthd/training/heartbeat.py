@@ -364,7 +364,7 @@ class Heartbeat(Position):
 
     @never_raise
     def wait_ended(self, mark: Any) -> None:
-        """Report the end of a wait."""
+        """Report the end of a rank's wait for others."""
         self._step_timer.waited(mark, monotonic())
 
     @never_raise
@@ -561,13 +561,13 @@ class Heartbeat(Position):
         return 0 if self.pipeline_stage is not None or self._alike < ALIKE else self._usual_passes
 
     def _write_first(self) -> None:
-        """Write the first message: a rank may hang before its first step has ended."""
+        """Write the heartbeat's first message: a rank may hang before its first step ends."""
         if not self._thread:
             self._describe()
             self._write()
 
     def _write(self) -> None:
-        """Write a message; how far the process is says the position."""
+        """Write a heartbeat's message; how far the process is says the position."""
         if not self._page.is_open:
             self._page.open()
             self._words, self._times = self._page.position

@@ -96,7 +96,7 @@ class AnyOptimizer:
         _register(self._heartbeat, self)
 
     def __call__(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
-        """Report a step; torch calls this."""
+        """Report an optimizer's step: torch calls this after each step of any."""
         if self._main is not None and self._main() is optimizer:
             self._heartbeat.step()
         else:

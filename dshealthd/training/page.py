@@ -19,14 +19,14 @@ class Page:
     """
 
     def __init__(self) -> None:
-        """Create nothing yet."""
+        """Prepare a page of heartbeats; create nothing yet."""
         self._memory: mmap.mmap | None = None
         self._file = -1
         self._offset = 0
         self._map(bytearray(PAGE))
 
     def _map(self, memory: bytearray | mmap.mmap) -> None:
-        """Write the words of a page there."""
+        """Write the words of a heartbeat's page there from now on."""
         view = memoryview(memory)
         position = view[POSITION_AT : POSITION_AT + POSITION.size]
         self.position = position.cast("Q"), position.cast("d")
@@ -51,11 +51,11 @@ class Page:
             memory[start : start + ROOM] = data[number * ROOM : (number + 1) * ROOM]
 
     def wait(self, collective: int, number: int) -> None:
-        """Write the word of a wait."""
+        """Write the word of the heartbeat's page that says in which collective the host waits."""
         self._words[WAIT_AT // 4] = collective | number << 16
 
     def describe(self, thread: int, timeout: int) -> None:
-        """Write the words of the process."""
+        """Write to the heartbeat's page which thread trains, and when its collectives time out."""
         self._words[PROCESS_AT // 4], self._words[PROCESS_AT // 4 + 1] = thread, timeout
 
     def close(self) -> None:
@@ -71,11 +71,11 @@ class Page:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a page."""
+        """Whether the heartbeat has a page of memory."""
         return self._memory is not None
 
     def open(self) -> None:
-        """Make a page, with the words so far; OSError if none can be made."""
+        """Make the heartbeat's page, with the words so far; OSError if none can be made."""
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         try:
             self._file = os.memfd_create("dshealthd-heartbeat", flags | _NOEXEC_SEAL)
@@ -89,5 +89,5 @@ class Page:
         self._memory = memory
 
     def __del__(self) -> None:
-        """Close; a job need not close its heartbeat."""
+        """Close the heartbeat's page; a job need not."""
         self.close()

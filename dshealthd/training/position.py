@@ -50,7 +50,7 @@ class Position:
         """Monotonic time at which the last step ended."""
 
     def move(self, stage: int) -> float:
-        """Tell the agent that the host has come to a stage; return monotonic time.
+        """Move the position to a stage that the host has come to; return monotonic time.
 
         The stages of most steps have this inline: a call costs them as much again.
         """

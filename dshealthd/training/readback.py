@@ -29,7 +29,7 @@ class Readback:
         self._due = 0.0
 
     def offer(self, scalar: Any, now: float) -> None:
-        """Read a number or a tensor with one element, now or later.
+        """Begin to read back a number or one-element tensor, without waiting for its device.
 
         `now` is monotonic time in seconds.
         """
@@ -45,7 +45,7 @@ class Readback:
             self._copy(scalar, now)
 
     def poll(self) -> float | None:
-        """Return a value that has arrived since the last call; None if none has."""
+        """Return a value that was read back since the last call; None if none has arrived."""
         if self._pending and self._event.query():
             self._pending = False
             self.value, self.fresh = float(self._host[0]), True

@@ -42,11 +42,11 @@ class Average:
 
     @property
     def mean(self) -> float | None:
-        """The average of all values."""
+        """The mean over all steps so far."""
         return self._total / self._count if self._count else None
 
     def add(self, value: float) -> None:
-        """Add a value to the average."""
+        """Add a step's value to the moving average."""
         self._count += 1
         self._total += value
         before = value if self.value is None else self.value
@@ -66,7 +66,7 @@ class TrimmedAverage:
         self._values: deque[float] = deque(maxlen=AVERAGED)
 
     def add(self, value: float) -> None:
-        """Add a value, and drop the oldest of those that are averaged."""
+        """Add a step's value, and drop the oldest of those that are averaged."""
         values = self._values
         values.append(value)
         count = len(values) - 2
@@ -87,7 +87,7 @@ class Spans:
         self._marks: list[tuple[Any, Any]] = []
 
     def add(self, begin: Any, end: Any) -> None:
-        """Add the span between two marks."""
+        """Add the span between two marks within a step."""
         self.count += 1
         if self._seconds is None:
             return
@@ -101,7 +101,7 @@ class Spans:
             self._marks.append((begin, end))
 
     def extend(self, more: Spans) -> None:
-        """Add all spans of another sum."""
+        """Add all of a step's spans of another kind to these."""
         self.count += more.count
         if self._seconds is None or more._seconds is None:
             self.drop()
@@ -110,16 +110,16 @@ class Spans:
         self._marks += more._marks
 
     def drop(self) -> None:
-        """Make the sum of this step unknown."""
+        """Make the sum of this step's spans unknown."""
         self._seconds = None
         self._marks.clear()
 
     def has_come(self) -> bool:
-        """Return whether the device has reached all marks; on the CPU they are immediate."""
+        """Return whether the device has reached all marks of the spans; at once on the CPU."""
         return all(mark.query() for span in self._marks for mark in span)
 
     def seconds(self) -> float | None:
-        """Return the sum; None if one is unknown."""
+        """Return the sum of a step's spans; None if one is unknown."""
         total = self._seconds
         if total is None:
             return None
@@ -203,21 +203,21 @@ class StepTimer:
         self.device, self._cuda = device, cuda
 
     def input_ended(self, now: float) -> None:
-        """End an input span: a forward pass is about to begin."""
+        """End the timing of input: a forward pass is about to begin."""
         if self._ended is not None:
             self._lap.inputs.add(self._ended, self.mark(now))
             self._lap.input_waits.extend(self._input_waits)
         self.input_dropped()
 
     def waited(self, begin: Any, now: float) -> None:
-        """End a wait for other ranks that began at a mark."""
+        """Time a wait for other ranks that began at a mark and ends now."""
         end = self.mark(now)
         self._lap.waits.add(begin, end)
         if self._ended is not None:
             self._input_waits.add(begin, end)
 
     def evaluated(self, now: float) -> None:
-        """End a span of evaluation between two steps, and begin an input span anew."""
+        """Time an evaluation between two steps that ends now, and begin to time input anew."""
         if self._ended is not None:
             mark, waits = self.mark(now), self._input_waits
             self._lap.evaluation.add(self._ended, mark)
@@ -231,20 +231,20 @@ class StepTimer:
         self._lap.whole.drop()
 
     def input_dropped(self) -> None:
-        """Forget the beginning of an input span: something else than input comes next."""
+        """End the timing of input without a result: something else than input comes next."""
         self._ended = None
         if self._input_waits.count:
             self._input_waits = Spans()
 
     def micro_step_ended(self, now: float) -> None:
-        """Begin an input span within the same step."""
+        """Begin to time input within the same step."""
         self.input_dropped()
         self._ended = self.mark(now)
 
     def step_ended(
         self, now: float, step: int = 0, steps: int = 1, seconds: float | None = None
     ) -> None:
-        """End the measured step of this number, and begin the next one and its input span.
+        """End the timed step of this number, and begin the next one and its input.
 
         It stands for so many `steps`; a usual one takes `seconds`.
         """
@@ -271,7 +271,7 @@ class StepTimer:
         return step
 
     def step_began(self, now: float) -> None:
-        """Begin a step that is measured after one that was not."""
+        """Begin to time a step after one that was not measured."""
         self._begin(self.mark(now))
 
     def _begin(self, mark: Any) -> None:
@@ -279,7 +279,7 @@ class StepTimer:
         self._ended, self._lap = mark, Lap(mark)
 
     def mark(self, now: float) -> Any:
-        """Return a mark of this moment; None if none can be made."""
+        """Return a mark to time from: the clock, or a CUDA event; None if none can be made."""
         if self.device == "cpu":
             return now
         if self.device != "cuda" or self._cuda.is_current_stream_capturing():
@@ -308,7 +308,7 @@ class StepTimer:
             self._unseen = steps + lap.steps, seconds + lap.steps * whole
 
     def _measured(self, lap: Lap, whole: float, wait: float) -> None:
-        """Add a step whose wait is known to averages and totals."""
+        """Add a timed step whose wait is known to averages and totals."""
         work = whole - wait
         self.wait.add(wait)
         self.work.add(work)

@@ -81,7 +81,7 @@ def collective_timeout() -> int:
 
 
 def follow(heartbeat: Any, device: str) -> None:
-    """Report the waits of this process, whose model is on a device of this type."""
+    """Report when this process waits for other ranks; its model is on a device of this type."""
     # what Python collectives call has no other name
     c10d = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)  # noqa: SLF001
     if c10d is None or device not in {"cpu", "cuda"}:

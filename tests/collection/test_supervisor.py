@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dshealthd.collection import worker, worker_process
+from dshealthd.collection import worker
 from dshealthd.collection.supervisor import (
     REPLACED,
     STARTS,
@@ -418,7 +418,7 @@ async def test_an_agent_stopped_while_it_kills_a_worker(
     def kill_and_be_stopped(process: child.Child) -> None:
         kill(process)
         loop = asyncio.get_running_loop()
-        loop.call_soon(time.sleep, 1.5 * worker_process.KILL_DEADLINE)
+        loop.call_soon(time.sleep, 1.5 * child.KILL_DEADLINE)
 
     async with on_bench(tmp_path) as bench:
         bench.script.write_text("a value 1\nb hang\n")

@@ -51,6 +51,19 @@ def few_descriptors() -> Iterator[None]:
             os.close(descriptor)
 
 
+@pytest.mark.parametrize(("seconds", "gone"), [(0.6, True), (4.0, False)])
+async def test_when_a_child_counts_as_unkillable(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, *, gone: bool
+) -> None:
+    """One that SIGKILL ends after half a second does not; after two it is left behind."""
+    started, kill = child.spawn("a sleeper", SLEEP), child.Child.kill
+    ending = asyncio.get_running_loop().call_later
+    monkeypatch.setattr(child.Child, "kill", lambda self: ending(seconds, kill, self))
+    assert await started.killed() is gone
+    kill(started)
+    assert await started.ends(60.0)
+
+
 async def test_a_child_starts_is_killed_and_tells_how() -> None:
     """A child that is killed has a text for its end; nothing of it stays open."""
     before = open_descriptors()

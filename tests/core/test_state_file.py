@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from dshealthd.core import state_file
 from dshealthd.core.child import StartError
 from dshealthd.core.state_writer import StateFile
+from tests.waiting import until
 
 
 def test_no_child_is_not_a_missing_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +69,30 @@ def test_old_file_stays(tmp_path: Path) -> None:
     (tmp_path / "x.new").rmdir()
     state_file.replace(place, b"2", durable=False)
     assert place.read_bytes() == b"2"
+
+
+WRITER = """
+import sys
+from dshealthd.core.state_file import replace
+number = 0
+while True:
+    replace(sys.argv[1], b"%d" % number * 4000, durable=sys.argv[2] == "True")
+    number = (number + 1) % 10
+"""
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_writer_that_is_killed_leaves_a_whole_file(tmp_path: Path, *, durable: bool) -> None:
+    """Whenever that is: what was there before, or what is new."""
+    draw, place = random.Random(4), tmp_path / "x"
+    for _ in range(4):
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(place), str(durable)]) as writer:
+            until(place.exists)
+            time.sleep(draw.uniform(0, 0.05))
+            writer.kill()
+        content = place.read_bytes()
+        assert content == content[:1] * 4000
+        place.unlink()
 
 
 @pytest.mark.timeout(10)

@@ -56,6 +56,25 @@ def test_malformed_output_costs_its_own_function(name: bytes, answer: bytes) -> 
     assert found["well"].value == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "problem"),
+    [(100_000, 0, "no answer"), (1000, 101, "its output exceeds"), (5 << 20, 0, "its output exc")],
+)
+def test_a_name_is_no_longer_than_an_answer(name: int, size: int, problem: str) -> None:
+    """What a function's process announces is bounded before it comes: it takes no memory here."""
+
+    def announce(_emit: Emit) -> None:
+        descriptor = max(int(one) for one in os.listdir("/proc/self/fd") if is_open(int(one)))
+        os.write(descriptor, name.to_bytes(4, "big") + size.to_bytes(4, "big"))
+        time.sleep(60)
+
+    pool = Pool()
+    pool.start("announces", announce, 2.0, max_bytes=100)
+    (ended,) = pool.ended()
+    pool.close()
+    assert ended.problem.startswith(problem)
+
+
 def is_open(descriptor: int) -> bool:
     """Return whether a descriptor is open: the one that lists the directory no longer is."""
     try:

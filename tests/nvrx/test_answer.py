@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dshealthd.core.options import Errors, decode
 from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
 from dshealthd.nvrx.frames import answer
+from dshealthd.nvrx.options import NvrxOptions
 from tests.nvrx.client import Response, Said
 
 MAX_FAILURES = 32
@@ -66,7 +69,28 @@ def test_any_text(findings: list[FailedCheck]) -> None:
     )
 
 
+@pytest.mark.parametrize(("findings", "named"), [(32, 32), (33, 32)])
+def test_few_failures_are_named(findings: int, named: int) -> None:
+    """The launcher prints what an answer names into its log; all are counted."""
+    answer = said(*[FailedCheck(FitnessCheck.GPU_LOST, "gpu 3", "lost")] * findings)
+    output = json.loads(answer.response.output)
+    assert (output["fail_count"], len(output["failed_checks"])) == (findings, named)
+
+
 def test_unknown_has_no_answer() -> None:
     """What is not known is neither healthy nor unhealthy: the frame says why."""
-    made = answer(Fitness((), ("gpu: not sampled yet",)))
-    assert made == {"unknown": "dshealthd does not know: gpu: not sampled yet"}
+    made = answer(Fitness((), ("gpu: not sampled yet", "x" * 5000)))
+    said = f"dshealthd does not know: gpu: not sampled yet; {'x' * 4074}"
+    assert made == {"unknown": said}
+
+
+@pytest.mark.parametrize(
+    ("path", "usable"), [("/" + "x" * 106, True), ("/" + "x" * 107, False), ("nvhcd.sock", False)]
+)
+def test_paths_of_the_socket(path: str, *, usable: bool) -> None:
+    """A Unix socket's path has at most 107 bytes, and depends on no working directory."""
+    errors = Errors()
+    decode(NvrxOptions, {"socket": path}, "nvrx", errors)
+    assert errors == (
+        [] if usable else ["nvrx.socket: must be an absolute path of at most 107 bytes"]
+    )

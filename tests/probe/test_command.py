@@ -17,6 +17,7 @@ from dshealthd.cli import main as cli
 from dshealthd.config.config import Config
 from dshealthd.core.options import ConfigError
 from dshealthd.probe.cli import local, pairs, report
+from dshealthd.probe.cli.command import parse_steps
 from dshealthd.probe.observation import Outcome, RoundKind, Timing
 from dshealthd.probe.options import MembershipOptions
 from tests.probe.peering import may_block
@@ -79,7 +80,9 @@ def test_no_torch() -> None:
 @pytest.mark.parametrize(("flags", "message"), [
     (("--size", "8,x"), '--size: "x" is not a number of bytes up to 1G, such as 8, 32K or 64M'),
     (("--size", "2G"), '--size: "2G" is not'),
+    (("--size", ",".join(["8"] * 33)), "--size: 33 sizes; must be at most 32"),
     (("--repetitions", "0"), "--repetitions: must be from 1 to 1000"),
+    (("--repetitions", "1001"), "--repetitions: must be from 1 to 1000"),
     (("--kind", "pair"), "--kind: pair needs a hostfile, or members in the configuration"),
     (
         ("--hostfile", "/nonexistent"),
@@ -93,6 +96,24 @@ def test_bad_usage(
     """A usage error is reported in one line, with status 2."""
     assert cli.main(["probe", *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("sizes", "repetitions", "steps"),
+    [
+        (
+            None, None,
+            ((8, 20), (1024, 20), (32768, 20), (2**20, 20), (2**24, 5), (2**26, 5)),
+        ),
+        ("1, 2k,3MB ,1G", None, ((1, 20), (2048, 20), (3 * 2**20, 5), (2**30, 5))),
+        ("8,1G", 1000, ((8, 1000), (2**30, 1000))),
+    ],
+)  # fmt: skip
+def test_sizes(
+    sizes: str | None, repetitions: int | None, steps: tuple[tuple[int, int], ...]
+) -> None:
+    """By default small ones twenty times, large ones five."""
+    assert parse_steps(sizes, repetitions, "") == steps
 
 
 def config(agent: Agent, hostfile_name: str = "") -> Config:
@@ -175,9 +196,10 @@ async def test_no_member(tmp_path: Path) -> None:
 
 def test_exit_statuses() -> None:
     """Every outcome has its own status, other than bad usage; the worst of several counts."""
-    assert set(report.EXIT) == set(Outcome)
-    assert len(set(report.EXIT.values())) == len(Outcome)
-    assert 2 not in report.EXIT.values()
+    by_status = "ok failed usage declined unreachable refused unauthorized hung corrupted"
+    found = {str(outcome): status for outcome, status in report.EXIT.items()} | {"usage": 2}
+    assert sorted(found, key=found.__getitem__) == [*by_status.split(), "inconclusive"]
+    assert sorted(found.values()) == [*range(10)]
     assert report.worst([Outcome.OK, Outcome.DECLINED, Outcome.HUNG]) is Outcome.HUNG
     assert report.worst([]) is Outcome.OK
 

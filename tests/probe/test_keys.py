@@ -82,12 +82,15 @@ def test_rotate_goes_on_after_an_interruption(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_rotated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two keys of unknown order, a missing file and one that others can read are errors."""
+    """Two keys of unknown order, a file that is too large, none, or one that others can read."""
     file = tmp_path / "probe.key"
     file.write_text("a" * 64 + "\n" + "b" * 64 + "\n")
     file.chmod(0o600)
     assert keys("rotate", file) == 1
     assert "does not say which is new" in capsys.readouterr().err
+    file.write_text("a" * 5000)
+    assert keys("rotate", file) == 1
+    assert "is larger than 4096 bytes" in capsys.readouterr().err
     file.chmod(0o644)
     assert keys("rotate", file) == 1
     assert "it must be 0600" in capsys.readouterr().err

@@ -12,7 +12,16 @@ import pytest
 from dshealthd.core import schema
 from dshealthd.core.schema import SchemaError
 from dshealthd.probe import node, policy
-from dshealthd.probe.metrics import DURATION, MEMBER, OPERATION, SKIPS, RoundMetrics
+from dshealthd.probe.metrics import (
+    CLOCK_OFFSET,
+    DISAGREES,
+    DURATION,
+    MEMBER,
+    OPERATION,
+    SKIPS,
+    UNTIMED_ROUNDS,
+    RoundMetrics,
+)
 from dshealthd.probe.observation import (
     Backend,
     Observation,
@@ -91,7 +100,9 @@ def test_operations_are_a_closed_list() -> None:
 
 
 def test_series_are_bounded() -> None:
-    """A member that declines for a thousand reasons creates one series."""
+    """A member that declines for a thousand reasons creates one series; of those that disagree, and
+    of clocks, the last 32 are told.
+    """
     metrics = RoundMetrics()
     declined = Observation(
         1, RoundKind.LIGHT, "agent", ("a", "b"), Outcome.DECLINED, Stage.INVITE, reason=""
@@ -101,6 +112,14 @@ def test_series_are_bounded() -> None:
         metrics.add(RoundReport(replace(declined, reason=reason), PLAN, 0.1, led=True), "a")
     skips = [sample for sample in metrics.samples(()) if sample.metric is SKIPS]
     assert [(sample.labels, sample.value) for sample in skips] == [((OTHER,), 1000.0)]
+    for number in range(100):
+        seen = replace(declined, reason="members_differ", members=("a", f"n{number % 40}"))
+        metrics.add(RoundReport(seen, PLAN, 0.1, led=True, offset=float(number)), "a")
+    found = [one.labels[0] for one in metrics.samples(()) if one.metric is DISAGREES]
+    assert found == [f"n{number % 40}" for number in range(68, 100)]
+    offsets = [one.value for one in metrics.samples(()) if one.metric is CLOCK_OFFSET]
+    assert offsets == [68.0, 83.5, 99.0]
+    assert len(metrics.rounds) == 20
 
 
 def test_durations() -> None:
@@ -110,6 +129,28 @@ def test_durations() -> None:
     metrics.add(RoundReport(seen, PLAN, 0.1, led=True), "a")
     bounds = [one.labels[1] for one in metrics.samples(()) if one.metric is DURATION]
     assert " ".join(bounds[:-3]) == "0.01 0.025 0.05 0.1 0.25 0.5 1.0 2.5 5.0 10.0 30.0"
+
+
+@pytest.mark.parametrize(
+    ("led", "kind", "outcome", "timed", "counts"),
+    [
+        (True, RoundKind.LIGHT, Outcome.OK, False, True),
+        (False, RoundKind.LIGHT, Outcome.OK, False, False),  # the leader tells
+        (True, RoundKind.PAIR, Outcome.OK, False, False),
+        (True, RoundKind.LIGHT, Outcome.HUNG, False, False),
+        (True, RoundKind.LIGHT, Outcome.OK, True, False),
+    ],
+)
+def test_echoes_that_give_no_time(
+    kind: RoundKind, outcome: Outcome, *, led: bool, timed: bool, counts: bool
+) -> None:
+    """Light rounds that this node led in vain, as both hosts were busy, are counted."""
+    metrics = RoundMetrics()
+    timings = (Timing("echo", 0, 0.1, 0.0),) if timed else ()
+    seen = Observation(1, kind, "agent", ("a", "b"), outcome, Stage.DONE, timings)
+    metrics.add(RoundReport(seen, PLAN, 0.1, led=led), "a")
+    (found,) = [one.value for one in metrics.samples(()) if one.metric is UNTIMED_ROUNDS]
+    assert found == counts
 
 
 def test_sizes_that_others_choose_are_no_series() -> None:

@@ -30,9 +30,7 @@ def requests(end: float = 0.0, report: object = None) -> tuple[PeerRequests, lis
         absences=SimpleNamespace(
             own_end=lambda: end, record=lambda *said: done.append(said), answer=None
         ),
-        local_membership=SimpleNamespace(
-            me=ME, membership=SimpleNamespace(names=(ME, OTHER, THIRD))
-        ),
+        local_membership=SimpleNamespace(me=ME, membership=SimpleNamespace(names=(ME, THIRD))),
     )
     rounds: Any = SimpleNamespace(handlers=lambda: {"invite": invited})
     return PeerRequests(state, rounds, lead), done

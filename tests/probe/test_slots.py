@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,7 +56,7 @@ class Played(SlotRunner):
         self._me, self._names, self._recent, self._saved = ME, (ME, OTHER), deque(), 0.0
         self.detector: Any = SimpleNamespace(withdraw=lambda _: self.had.update(["withdrawn"]))
         self.credentials: Any = SimpleNamespace(off=False)
-        self.baselines: Any = None
+        self.baselines: Any = SimpleNamespace(changed=True, document=lambda: "all")
         self.rounds: Any = SimpleNamespace(takes_part_in=lambda *_: False, busy=False)
         self.node: Any = SimpleNamespace(epoch=lambda: int(self.now // period))
         self.client: Any = SimpleNamespace(call=self.call)
@@ -69,7 +68,7 @@ class Played(SlotRunner):
             absences=SimpleNamespace(own_end=lambda: 0.0, absent=lambda name: name == GONE),
             gpus=SimpleNamespace(count=lambda: 8),
             metrics=SimpleNamespace(skip=lambda reason: self.had.update([f"skip {reason}"])),
-            save=self.save,
+            file=SimpleNamespace(save=lambda content: self.had.update([f"saved {content}"])),
         )
 
     async def call(self, *given: Any) -> dict[str, Any]:
@@ -78,10 +77,6 @@ class Played(SlotRunner):
         if self.call_fails:
             raise PeerError(Outcome.DECLINED, self.call_fails.pop(0))
         return {"observation": observed(RoundKind.LIGHT)}
-
-    async def save(self, _baselines: object) -> None:
-        """Count."""
-        self.had["saved"] += 1
 
     async def _lead(self, epoch: int, members: Any, *given: Any, **more: Any) -> Any:
         if self.really:
@@ -115,14 +110,15 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Played:
 async def test_who_comes_second_waits(played: Played, period: float, later: float) -> None:
     """It leads after two seconds of silence, or a fifth of a short period."""
     played._state.options = ProbeOptions(period=Duration(period))
-    played.now, played.reason = EPOCH * period, "well"
-    pair = (ME, OTHER)
-    await played._in_pair(EPOCH, pair)
-    waits = jitter(EPOCH, pair, period) + later * root_order(pair, EPOCH).index(ME)
-    assert played.sleeps == [pytest.approx(waits)]
-    played.now += period
-    await played._in_pair(EPOCH, pair)
-    assert played.sleeps[1] == 0.0, "it is late"
+    pair, played.reason = (ME, OTHER), "well"
+    for place in (0, 1):
+        epoch = next(e for e in range(EPOCH, EPOCH + 99) if root_order(pair, e)[place] == ME)
+        played.now = epoch * period
+        await played._in_pair(epoch, pair)
+        assert played.sleeps.pop() == pytest.approx(jitter(epoch, pair, period) + place * later)
+        played.now += period
+        await played._in_pair(epoch, pair)
+        assert played.sleeps.pop() == 0.0, "it is late"
 
 
 async def test_a_round_is_tried_for_an_epoch(played: Played) -> None:
@@ -139,10 +135,10 @@ async def test_what_is_due_beside_the_rounds(played: Played) -> None:
         await played._epoch(epoch)
     assert (played.had["local"], played.had["skip resting"]) == (2, 120)
     played.had.clear()
-    for since in (300.0, 301.0):
-        played._saved = played.now - since
+    for since, changed in ((300.0, True), (301.0, False), (301.0, True)):
+        played._saved, played.baselines.changed = played.now - since, changed
         await played._epoch(EPOCH)
-        assert played.had["saved"] == (since > 300.0)
+        assert played.had["saved all"] == (since > 300.0 and changed)
 
 
 async def test_an_extra_round_waits_for_another(played: Played) -> None:
@@ -211,9 +207,9 @@ async def test_what_ends_the_tries(played: Played, way: str) -> None:
 @pytest.mark.parametrize(
     ("gpus", "kinds", "backend"),
     [
-        (0, "pair pair pair pair", "gloo"),
-        (1, "pair pair pair pair", "nccl"),
-        (8, "pair pair rail rail", "nccl"),
+        (0, "pair pair pair pair pair", "gloo"),
+        (1, "pair pair pair pair pair", "nccl"),
+        (8, "pair pair rail rail pair", "nccl"),
     ],
 )
 async def test_the_kind_of_a_round(played: Played, gpus: int, kinds: str, backend: str) -> None:
@@ -229,16 +225,20 @@ async def test_the_kind_of_a_round(played: Played, gpus: int, kinds: str, backen
     played._state.gpus.count = lambda: gpus
     played._state.local_membership = SimpleNamespace(membership=SimpleNamespace(digest="d"))
     played.node.obstacle = lambda *, scheduled: "" if scheduled else "busy_gpu"
-    for epoch in range(4):
+    for epoch in range(5):
         await played._lead(epoch, (ME, OTHER))
     assert " ".join(plan.kind for plan, _ in led) == kinds
     assert {(plan.backend, plan.ranks) for plan, _ in led} == {(backend, gpus or 1)}
+    assert [len(plan.steps) for plan, _ in led] == [4, 4, 3, 3, 3], "a large one in two epochs"
     await played._lead(ON_DEMAND, (ME, OTHER))
     await played._lead(0, (ME, OTHER), RoundKind.LIGHT)
-    assert [(plan.kind, reason) for plan, reason in led[4:]] == [
+    assert [(plan.kind, reason) for plan, reason in led[5:]] == [
         (RoundKind.LIGHT, "busy_gpu"),
         (RoundKind.LIGHT, ""),
     ]
+    played.node.obstacle = lambda **_: ""
+    await played._lead(ON_DEMAND, (ME, OTHER))
+    assert len(led[-1][0].steps) == 4, "a suspicion is confirmed with all sizes"
 
 
 def observed(kind: RoundKind, **given: Any) -> Observation:
@@ -291,6 +291,19 @@ def test_what_a_round_is_charged(
     assert len(played._recent) == (seen.epoch == 7)
 
 
+def with_gpus(played: Played, gpus: int, clock: Time) -> ThisNode:
+    """Return the node of these slots, with idle GPUs."""
+    state = played._state
+    idle = dict.fromkeys(map(str, range(gpus)), 0.0) or None
+    occupancy = GpuOccupancy(snapshot(idle), time.monotonic)
+    state.gpus, state.policy = occupancy, Policy(PolicyOptions(), occupancy, clock)
+    state.worker_pool = SimpleNamespace(ready=True, no_gpus=lambda _gpus: "")
+    state.local_membership, state.waited = SimpleNamespace(me=ME), None
+    state.metrics.add, state.monotonic = lambda *_: None, clock
+    nobody: Any = None
+    return ThisNode(state, nobody, ("127.0.0.1", "lo"), nobody)
+
+
 @pytest.mark.parametrize(
     "ends", [{"timings": (Timing("all_reduce", 8, 0.01, 1.0),), "outcome": Outcome.OK}, {}]
 )
@@ -298,15 +311,8 @@ def test_a_member_that_orders_round_after_round(played: Played, ends: dict[str, 
     """Whether they go well or hang, it gets a tenth of the time on idle GPUs. The share of the
     schedule is untouched, and so are this node's own confirmations.
     """
-    clock, shot = Time(), snapshot({"0": 0.0})
-    gpus = GpuOccupancy(shot, time.monotonic)
-    state = played._state
-    state.gpus, state.policy, state.monotonic = gpus, Policy(PolicyOptions(), gpus, clock), clock
-    state.worker_pool = SimpleNamespace(ready=True, no_gpus=lambda _gpus: "")
-    state.local_membership, state.waited = SimpleNamespace(me=ME), None
-    state.metrics.add = lambda *_: None
-    nobody: Any = None
-    node = ThisNode(state, nobody, ("127.0.0.1", "lo"), nobody)
+    clock = Time()
+    node = with_gpus(played, 1, clock)
     seen = observed(RoundKind.PAIR, members=(OTHER, ME), **ends)
     plan = RoundPlan(
         epoch=ON_DEMAND,
@@ -325,7 +331,21 @@ def test_a_member_that_orders_round_after_round(played: Played, ends: dict[str, 
         assert objection in {"", "duty"}
         assert node.obstacle(scheduled=True) == node.obstacle(scheduled=False) == ""
     assert ran == 26, "what was saved in ten minutes, and a tenth of these 2,000 seconds"
-    assert node.objection(replace(plan, ranks=2)) in {"duty", "gpus_differ"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "objection"),
+    [(0, 1, ""), (0, 2, "gpus_differ"), (2, 2, ""), (2, 3, "gpus_differ")],
+)
+def test_a_round_of_more_gpus_than_are_here(
+    played: Played, gpus: int, ranks: int, objection: str
+) -> None:
+    """It is declined; a node without GPUs has one rank."""
+    seen = observed(RoundKind.PAIR, members=(OTHER, ME))
+    plan = RoundPlan(
+        epoch=7, kind=seen.kind, backend=Backend.NCCL, members=seen.members, digest="", ranks=ranks
+    )
+    assert with_gpus(played, gpus, Time()).objection(plan) == objection
 
 
 def test_who_is_left_out() -> None:

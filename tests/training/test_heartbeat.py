@@ -17,6 +17,7 @@ import pytest
 from dshealthd.training import attach, step_timer
 from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.message import PAGE, Phase
+from dshealthd.training.position import FORWARD, INPUT
 from tests.stopwatch import Stopwatch
 from tests.training.agents_end import AgentsEnd, forked
 from tests.training.step_clock import average
@@ -149,6 +150,48 @@ def test_phase_that_is_not_ended(agents_end: AgentsEnd, heartbeat: Heartbeat) ->
     assert after.last_seconds == before.last_seconds
 
 
+def test_evaluation_that_nobody_marks(
+    monkeypatch: pytest.MonkeyPatch, heartbeat: Heartbeat
+) -> None:
+    """It counts from the step or the pass before, in the thread that trains, between two steps."""
+    now = 100.0
+    for module in ("heartbeat", "position"):
+        monkeypatch.setattr(f"dshealthd.training.{module}.monotonic", lambda: now)
+    heartbeat.step()
+    found = []
+    for stage, phase, is_main in (
+        (INPUT, "training", True),
+        (INPUT, "training", True),
+        (INPUT, "training", False),
+        (INPUT, "checkpoint", True),
+        (FORWARD, "training", True),
+    ):
+        heartbeat.enter(phase)
+        heartbeat.stage = stage
+        now += 2.0
+        thread = threading.Thread(target=heartbeat.evaluated)
+        (thread.run if is_main else thread.start)()
+        if not is_main:
+            thread.join()
+        found.append(heartbeat._evaluation)
+    assert found == [2.0, 4.0, 4.0, 4.0, 4.0]
+
+
+def test_seconds_in_phases(monkeypatch: pytest.MonkeyPatch, heartbeat: Heartbeat) -> None:
+    """Each counts until the next begins, and none before the first step has ended."""
+    entered = {110.0: "checkpoint", 113.0: "training", 120.0: "checkpoint", 124.0: "evaluation"}
+    now = 100.0
+    monkeypatch.setattr("dshealthd.training.heartbeat.monotonic", lambda: now)
+    heartbeat.enter("evaluation")
+    now = 105.0
+    heartbeat.step()
+    for now, name in entered.items():  # noqa: B007 - the clock
+        heartbeat.enter(name)
+    now = 130.0
+    heartbeat.step()
+    assert heartbeat._marked == {Phase.EVALUATION: 6.0, Phase.CHECKPOINT: 7.0}
+
+
 @pytest.mark.parametrize(
     ("loss", "finite"),
     [(1.5, True), (math.nan, False), (math.inf, False), (-math.inf, False), (0, True)],
@@ -170,6 +213,29 @@ def test_agent_that_comes_late(agents_end: AgentsEnd, heartbeat: Heartbeat) -> N
         heartbeat.step()
     assert watch.seconds() < 1.0
     assert agents_end.message().step == 2000
+
+
+def test_most_steps_are_brief(monkeypatch: pytest.MonkeyPatch, heartbeat: Heartbeat) -> None:
+    """A step that is not measured moves the position alone, whether the caller counts itself or
+    not; where its count jumps, all is told.
+    """
+    monkeypatch.setattr(step_timer, "SHARE", 0.0)
+    whole, step = list[int](), Heartbeat._step
+
+    def counted(self: Heartbeat, steps: int) -> None:
+        whole.append(steps)
+        step(self, steps)
+
+    monkeypatch.setattr(Heartbeat, "_step", counted)
+    spaced(heartbeat, 20, 0.0)
+    found = []
+    for stride in (0, 1, 2):
+        whole.clear()
+        for _ in range(50):
+            heartbeat.step(heartbeat.steps + stride if stride else None)
+        found.append(len(whole))
+    assert max(found[:2]) <= 5  # one in each second, on a busy machine
+    assert found[2] == 50
 
 
 @pytest.mark.parametrize("share", [math.inf, 0.0])
@@ -208,6 +274,8 @@ def test_defects_stay_inside(
     spaced(heartbeat, 1)
     assert agents_end.message().step == 1
     heartbeat.gradient_norm(object())
+    heartbeat.loss(type("Several", (), {"device": 1, "numel": lambda _: 2})())
+    assert not heartbeat.closed, "what is no number is not read"
     heartbeat.loss(type("Odd", (), {"device": 1, "numel": lambda _: 1})())
     with caplog.at_level(logging.WARNING, "dshealthd.training"):
         spaced(heartbeat, 3)

@@ -128,6 +128,8 @@ def test_other_imports_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     sys.meta_path.insert(0, hook)
     finders = iter(sys.meta_path)
     assert next(finders) is hook
+    assert hook.find_spec("json", None) is None
+    assert hook in sys.meta_path, "another module than torch's"
     hook.remove()
     assert list(finders) == others
     assert sys.meta_path == others

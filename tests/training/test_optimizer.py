@@ -47,7 +47,10 @@ def trial() -> Trial:
 
 @pytest.fixture
 def unchanged() -> Iterator[Heartbeat]:
-    """The hook for programs that are not changed; gone after the test."""
+    """The hook for programs that are not changed, which have imported torch; gone after the
+    test.
+    """
+    assert torch.optim
     heartbeat = watch.register()
     yield heartbeat
     heartbeat.close()

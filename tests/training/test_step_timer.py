@@ -280,3 +280,21 @@ def test_totals_leave_no_step_out() -> None:
         if step == 3:
             assert host.totals == Totals(1, 1, 0.75, 0.25)
     assert host.totals == Totals(6, 5, 14.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "waits", "share"), [(0.01, 0, 2 / 15), (0.01, 10, 1 / 15), (1e-6, 0, 1e-3)]
+)
+def test_share_of_steps_that_are_measured(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, waits: int, share: float
+) -> None:
+    """Measuring takes 0.15 ms a step and 15 µs for each wait in it: two thousandths of the time,
+    and one step in a thousand at least.
+    """
+    monkeypatch.setattr("dshealthd.training.step_timer.SHARE", 0.002)
+    host = StepTimer()
+    host.on("cpu", None)
+    for _ in range(waits):
+        host.waited(0.0, 0.0)
+    host.step_ended(1.0, 1, 1, seconds)
+    assert host.share == pytest.approx(share)

@@ -19,7 +19,7 @@ from dshealthd.probe.cli.local import local, show_local
 from dshealthd.probe.cli.pairs import probe_pairs, show_pairs
 from dshealthd.probe.observation import Outcome, RoundKind
 from dshealthd.probe.options import ProbeOptions
-from dshealthd.probe.peers.fields import MAX_SIZE
+from dshealthd.probe.peers.fields import MAX_REPETITIONS, MAX_SIZE, MAX_SIZES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,8 +87,10 @@ def parse_steps(
                 [f'--size: "{text}" is not a number of bytes up to 1G, such as 8, 32K or 64M'],
             )
         found.append(number)
-    if repetitions is not None and not 1 <= repetitions <= 1000:  # noqa: PLR2004 - what peers take
-        raise ConfigError(source, ["--repetitions: must be from 1 to 1000"])
+    if len(found) > MAX_SIZES:
+        raise ConfigError(source, [f"--size: {len(found)} sizes; must be at most {MAX_SIZES}"])
+    if repetitions is not None and not 1 <= repetitions <= MAX_REPETITIONS:
+        raise ConfigError(source, [f"--repetitions: must be from 1 to {MAX_REPETITIONS}"])
     return tuple(
         (number, repetitions or (REPETITIONS if number <= SMALL else FEW)) for number in found
     )

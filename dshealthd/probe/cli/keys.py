@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import print_lines
 from dshealthd.probe.options import ProbeOptions
-from dshealthd.probe.peers.key_file import CredentialError, open_secret, parse_keys
+from dshealthd.probe.peers.key_file import CredentialError, parse_keys, read_secret
 
 if TYPE_CHECKING:
     from dshealthd.config.config import Config
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 DEFAULT = Path("/etc/dshealthd/probe.key")
 KEY_BYTES = 32
 """Length of a new key, 256 bits; in the file it takes twice as many characters."""
-MAX_FILE = 4096
 STEPS = (
     "",
     "step 1 of 3: the new key is accepted, the old one signs",
@@ -96,8 +95,7 @@ def _key() -> bytes:
 
 def _read(path: Path) -> tuple[tuple[bytes, ...], int]:
     """Return the keys of a file and its rotation step, 0 outside a rotation."""
-    with os.fdopen(open_secret(path), "rb") as file:
-        data = file.read(MAX_FILE)
+    data = read_secret(path)
     match = _STEP.search(data)
     return parse_keys(data), int(match[1]) if match is not None else 0
 

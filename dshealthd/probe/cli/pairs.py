@@ -15,9 +15,10 @@ from dshealthd.probe.members.own_name import own_name
 from dshealthd.probe.members.schedule import Timetable
 from dshealthd.probe.observation import Outcome, RoundKind, Stage
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
-from dshealthd.probe.peers.client import PeerClient
+from dshealthd.probe.peers.client import ANSWER, PeerClient
 from dshealthd.probe.peers.key_file import CredentialError
 from dshealthd.probe.peers.protocol import PeerError
+from dshealthd.probe.peers.server import HANDLER_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from dshealthd.config.config import Config
     from dshealthd.probe.observation import Observation
 
-LEAD = 28.0
-"""Timeout in seconds for another agent to lead a round."""
+LEAD = HANDLER_TIMEOUT + ANSWER
+"""Timeout in seconds for another agent to lead a round, or to say that it takes too long."""
 TRIES = 4
 """Maximum attempts for a pair while one of the two is in another round."""
 AT_ONCE = 64

@@ -21,7 +21,6 @@ MAX_NAME = 253
 QUOTED = 60
 """Characters of configured text in a message."""
 _MAX_DIGITS = 9
-_MAX_BRACKETS = 8
 
 _NAME = re.compile(r"(?=[^A-Za-z0-9]*[A-Za-z0-9])[A-Za-z0-9_.:][A-Za-z0-9_.:-]*")
 _ITEM = re.compile(r"(?:\[[^\[\]]*\]|[^\[\],\s])+")
@@ -74,9 +73,6 @@ def expand(expression: str, limit: int = MAX_NAMES) -> tuple[str, ...]:
         raise HostlistError(message)
     for item in _ITEM.findall(expression):
         texts = _BRACKETS.split(item)
-        if len(texts) // 2 > _MAX_BRACKETS:
-            message = f"{quote(item)} has more than {_MAX_BRACKETS} brackets"
-            raise HostlistError(message)
         numbers = [_ranges(text, item) for text in texts[1::2]]
         total += math.prod(sum(len(values) for values, _ in ranges) for ranges in numbers)
         if total > limit:

@@ -17,7 +17,7 @@ from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.peers.fields import KnownReason
-from dshealthd.probe.peers.messages import METHODS
+from dshealthd.probe.peers.messages import METHODS, VERSIONS
 from dshealthd.probe.peers.pool import ConnectionPool, error_meaning
 from dshealthd.probe.peers.protocol import (
     DEFECT,
@@ -63,8 +63,6 @@ MAX_PER_PEER = 4
 _OUTCOMES: Mapping[str, Outcome] = {
     Rejection.RECEIVER: Outcome.UNAUTHORIZED,
     Rejection.SELF: Outcome.UNAUTHORIZED,
-    Rejection.METHOD: Outcome.FAILED,
-    Rejection.MALFORMED: Outcome.FAILED,
     DEFECT: Outcome.FAILED,
     TIMED_OUT: Outcome.HUNG,
 }
@@ -103,7 +101,8 @@ class PeerClient:
         `body` does not fit the method's schema.
         """
         declared = METHODS[method]
-        request = method.encode() + b" " + schema.dumps(body, declared.request)
+        called = f"{method} {VERSIONS[method]} ".encode()
+        request = called + schema.dumps(body, declared.request)
         if len(request) > MAX_MESSAGE:
             problem = f"a message of {len(request)} bytes is too large to send"
             raise SchemaError(problem)

@@ -72,7 +72,7 @@ class PeerConnection(Connection):
             self._gate.know(self._client)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the timeout for the first frame."""
+        """Start the timeout for the first frame of a caller of the peer API."""
         super().connection_made(transport)
         if self.transport is not None:
             # So `pause_writing` is called for whatever the caller has not read at once.
@@ -123,18 +123,18 @@ class PeerConnection(Connection):
             self.rest()
 
     def refuse(self, frame: bytes = b"") -> None:
-        """Send a last frame, if any, and close."""
+        """Send a peer a last frame, if any, and close its connection."""
         self._task = None
         if self.transport is not None and self._client is not None:
             self.transport.write(frame)
             self.transport.close()
 
     def pause_writing(self) -> None:
-        """Serve nothing more until the caller has read its answer."""
+        """Serve a peer's connection nothing more until the caller has read its answer."""
         self._blocked = True
 
     def resume_writing(self) -> None:
-        """Await the caller's next frame: no more was served meanwhile."""
+        """Await a peer's next frame on its connection: no more was served meanwhile."""
         self._blocked = False
         self.rest()
 
@@ -147,7 +147,7 @@ class PeerConnection(Connection):
         self._allow(self._header_timeout if stranger else IDLE_TIMEOUT, CloseReason.HEADERS)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Give up the request that is being served."""
+        """Give up the peer's request that is being served on a lost connection."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -172,7 +172,7 @@ class PeerGate(ConnectionLimiter):
     """Whether connections are closed after the answers in progress."""
 
     def end(self) -> None:
-        """Close the connections without a request in progress, and the others after it."""
+        """Close peers' connections without a request in progress, and the others after it."""
         self.ends = True
         idle = [connection for connections in self._idle.values() for connection in connections]
         for connection in (*self._awaiting, *idle):
@@ -180,7 +180,7 @@ class PeerGate(ConnectionLimiter):
             connection.evict()
 
     def close_answering(self) -> None:
-        """Close the connections whose request is still in progress."""
+        """Close peers' connections whose request is still in progress."""
         for connection in list(self._answering):
             self.closing += 1
             connection.evict()
@@ -191,4 +191,4 @@ class PeerGate(ConnectionLimiter):
         """
 
     def _slow(self) -> None:
-        """Nor while its request is being answered."""
+        """A node's connection is not evicted while its request is being answered, either."""

@@ -43,7 +43,7 @@ class Credentials:
     def __init__(
         self, options: PeerOptions, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """Read the file. Blocks, this once. Raises CredentialError."""
+        """Read the key file of the peer API. Blocks, this once. Raises CredentialError."""
         self._options = options
         self._monotonic = monotonic
         self._marks = self._signature()

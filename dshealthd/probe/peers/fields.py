@@ -16,6 +16,8 @@ MAX_RANKS_OF_NODE = 64
 RATIO = Number(0, 1e6)
 MAX_SIZE = 1 << 30
 """Bytes of one collective's payload."""
+MAX_SIZES, MAX_REPETITIONS = 32, 1000
+"""Most sizes of a round's collectives, and repetitions of each."""
 MAX_PAIRS = 6
 """Most pairs that a report has; only those of this epoch or the last one are reported."""
 OTHER = "other"
@@ -31,7 +33,7 @@ REASONS = frozenset({
     "peer_error", "policy_never", "rate_limited", "refused", "rejected", "reset",
     "resting", "silent", "starved", "stopped", "store", "switched_off",
     "system_error", "timed_out", "timeout", "too_many_calls",
-    "uninterruptible", "unkillable", "unknown_method", "unknown_round",
+    "uninterruptible", "unkillable", "unknown_round",
     "version_differs", "versions_differ", "warming_up", "writable", "wrong_address",
     "wrong_data", "wrong_receiver",
 })  # fmt: skip
@@ -81,16 +83,20 @@ class Text(Plain):
 class Ratios(Plain):
     """Ratios of the last rounds with a few nodes, by name."""
 
+    ratio: Number = RATIO
+    maximum: int = MAX_PAIRS
+
     def read(self, value: object, place: str) -> dict[str, float]:
         """Return the ratios that the schema allows."""
-        if not isinstance(value, dict) or len(value) > MAX_PAIRS:
-            misfit(place, f"is not an object of at most {MAX_PAIRS} ratios")
-        return {NodeName().read(name, place): RATIO.read(one, place) for name, one in value.items()}
+        if not isinstance(value, dict) or len(value) > self.maximum:
+            misfit(place, f"is not an object of at most {self.maximum} ratios")
+        return {
+            NodeName().read(name, place): self.ratio.read(one, place) for name, one in value.items()
+        }
 
 
-ROUND = Text(64)
-"""Random name of a round."""
-VERSION = Text(64)
+NAME = Text(64)
+"""Name of a round or a part, or a digest."""
 MEMBERS = Array(NodeName(), 2, 2)
 LATE = Array(NodeName(), 2)
 

@@ -49,6 +49,16 @@ def open_secret(path: Path) -> int:
     return descriptor
 
 
+def read_secret(path: Path) -> bytes:
+    """Return the content of a key file. Raises OSError as `open_secret`, or ValueError. Blocks."""
+    with os.fdopen(open_secret(path), "rb") as file:
+        data = file.read(MAX_KEY_FILE + 1)
+    if len(data) > MAX_KEY_FILE:
+        message = f"is larger than {MAX_KEY_FILE} bytes"
+        raise ValueError(message)
+    return data
+
+
 def _exposed(status: os.stat_result, *, ours: bool) -> str | None:
     """Return why a file cannot be trusted with a secret; modes and owners count for `ours`."""
     if not stat.S_ISREG(status.st_mode):
@@ -92,12 +102,7 @@ def read(path: Path | None) -> tuple[bytes, ...]:
         message = "key_file: is not set"
         raise CredentialError(message)
     try:
-        with os.fdopen(open_secret(path), "rb") as file:
-            data = file.read(MAX_KEY_FILE + 1)
-        if len(data) > MAX_KEY_FILE:
-            message = f"is larger than {MAX_KEY_FILE} bytes"
-            raise ValueError(message)  # noqa: TRY301 - as `parse_keys` does
-        return parse_keys(data)
+        return parse_keys(read_secret(path))
     except (OSError, ValueError, ArithmeticError) as error:
         why = str(error)
         if isinstance(error, OSError) and error.strerror:

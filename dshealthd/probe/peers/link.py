@@ -27,7 +27,7 @@ class Link:
     """A connection; one request at a time."""
 
     def __init__(self, connection: socket.socket) -> None:
-        """Take over a connected socket that does not block."""
+        """Make a link of a connected socket that does not block."""
         self.session: PeerSession | None = None
         """What its requests are signed with; None before the challenges are exchanged."""
         self.idle_since = 0.0
@@ -47,7 +47,7 @@ class Link:
                 return answer
 
     def end(self) -> None:
-        """Have the request in progress fail; its caller closes the link."""
+        """Have the request in progress on the link fail; its caller closes the link."""
         with contextlib.suppress(OSError):  # the other side was faster
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -69,9 +69,9 @@ class Link:
         return not poll.poll(0)
 
     def unacknowledged(self) -> bool:
-        """Return whether sent data is unacknowledged: the host is down, or packets are lost."""
+        """Return whether data sent over the link is unacknowledged: host down, or packets lost."""
         try:
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED + 4)
         except OSError:
             return True
-        return len(info) < _UNACKED + 4 or struct.unpack_from("=I", info, _UNACKED)[0] > 0
+        return bool(struct.unpack_from("=I", info, _UNACKED)[0])

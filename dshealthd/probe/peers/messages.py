@@ -5,13 +5,24 @@ from __future__ import annotations
 import base64
 import binascii
 import enum
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dshealthd import __version__
 from dshealthd.core import schema
-from dshealthd.core.schema import MAX_EXACT, Array, Choice, Flag, Integer, Number, Record, misfit
+from dshealthd.core.schema import (
+    MAX_EXACT,
+    UNIX_TIME,
+    Array,
+    Choice,
+    Flag,
+    Integer,
+    Number,
+    Record,
+    misfit,
+)
 from dshealthd.probe.observation import (
-    CLOCK,
     Observation,
     PeerReport,
     RoundKind,
@@ -20,7 +31,7 @@ from dshealthd.probe.observation import (
     Steps,
     Timings,
 )
-from dshealthd.probe.peers.fields import MAX_RANKS_OF_NODE, MEMBERS, ROUND, VERSION, Text
+from dshealthd.probe.peers.fields import MAX_RANKS_OF_NODE, MEMBERS, NAME, Text
 from dshealthd.probe.workers.job import RankResult
 from dshealthd.probe.workers.store import MAX_KEY, MAX_VALUE
 from dshealthd.training.message import INSTANT, LONGEST_STEP, MAX_COUNT, SHORTEST_STEP
@@ -30,14 +41,14 @@ if TYPE_CHECKING:
 
 MAX_PAYLOAD = 48000
 """Bytes of an echo's payload: with base64 and the other fields it fits the largest body."""
-MAX_FINDINGS, MAX_JOBS, MAX_SUMMARY_TEXT = 4, 16, 128
-"""Most findings and jobs in a node's summary, and characters of each of its texts."""
+MAX_FINDINGS, MAX_JOBS, MAX_CULPRITS, MAX_SUMMARY_TEXT = 4, 16, 8, 128
+"""Most findings and jobs in a node's summary, culprits of a job, and characters of each text."""
+TEXT = Text(MAX_SUMMARY_TEXT)
 MAX_WAIT = 4.0
 """Seconds that one operation of the store waits for a key; a longer wait takes several calls."""
-WAITED = Number(0, 1e10)
-"""Seconds that an agent has waited for a CPU since it started."""
-RANK_NUMBER = Integer(0, 10**7)
+MAX_RANKS = 10**7
 """The largest jobs have 10^5 ranks."""
+RANK_NUMBER = Integer(0, MAX_RANKS)
 PART_SECONDS = Number(INSTANT, LONGEST_STEP)
 MAX_OWN_WORK = 16
 """Most of these in a job: four times of four roles."""
@@ -48,9 +59,9 @@ REPORT = schema.of(PeerReport)
 TIMINGS = schema.of(Timings)
 OWN_WORK = Record(
     {
-        "over": Text(16),
-        "role": Text(MAX_SUMMARY_TEXT),
-        "ranks": Integer(1, 100_000),
+        "over": TEXT,
+        "role": TEXT,
+        "ranks": Integer(1, MAX_RANKS),
         "rank": RANK_NUMBER,
         **dict.fromkeys(("step_seconds", "slow", "usual"), PART_SECONDS),
         **dict.fromkeys(("between", "within"), Number(0, MAX_VARIANCE)),
@@ -59,19 +70,19 @@ OWN_WORK = Record(
 """What `jobs.own_work` compares of a node's ranks of a role, over one of its times."""
 JOB = Record(
     {
-        "job": Text(MAX_SUMMARY_TEXT),
-        "state": Text(16),
-        "ranks": Integer(0, 100_000),
-        "loss": Text(16),
+        "job": TEXT,
+        "state": TEXT,
+        "ranks": RANK_NUMBER,
+        "loss": TEXT,
     },
     {
         "world_size": RANK_NUMBER,
         "step": Integer(0, MAX_COUNT),
         "step_highest": Integer(0, MAX_COUNT),
         "steps_per_minute": Number(0, 60 / SHORTEST_STEP),
-        "attempts": Integer(1, 100_000),
-        "cause": Text(16),
-        "culprits": Array(RANK_NUMBER, 8),
+        "attempts": Integer(1),
+        "cause": TEXT,
+        "culprits": Array(RANK_NUMBER, MAX_CULPRITS),
         "own_work": Array(OWN_WORK, MAX_OWN_WORK),
     },
 )
@@ -119,16 +130,23 @@ class Method:
     request: Record
     answer: Record
 
+    @property
+    def version(self) -> str:
+        """A digest of the declared fields, types and bounds. Agents whose digests are equal read
+        each other's messages; no other can tell whether a message is malformed.
+        """
+        return f"{zlib.crc32(repr(self).encode()):08x}"
+
 
 METHODS: Mapping[str, Method] = {
     "invite": Method(
         Record({"plan": schema.of(RoundPlan), "report": REPORT}),
-        Record({"report": REPORT, "clock": CLOCK}),
+        Record({"report": REPORT, "clock": UNIX_TIME}),
     ),
     "store": Method(
         Record(
             {
-                "round": ROUND,
+                "round": NAME,
                 "op": Choice(StoreOp),
                 "key": Text(MAX_KEY),
                 "timeout": Number(0, MAX_WAIT),
@@ -140,7 +158,7 @@ METHODS: Mapping[str, Method] = {
     "result": Method(  # to the root: a member's workers' results
         Record(
             {
-                "round": ROUND,
+                "round": NAME,
                 "ranks": Array(schema.of(RankResult), MAX_RANKS_OF_NODE),
                 "timings": TIMINGS,
             }
@@ -148,49 +166,54 @@ METHODS: Mapping[str, Method] = {
         Record({}),
     ),
     "conclusion": Method(  # from the root: the round is over
-        Record({"round": ROUND, "result": schema.of(RoundResult)}, {"offset": Number(-1e11, 1e11)}),
+        Record(
+            {"round": NAME, "result": schema.of(RoundResult)},
+            {"offset": Number(-UNIX_TIME.maximum, UNIX_TIME.maximum)},
+        ),
         Record({}),
     ),
     "lead": Method(  # on demand: the receiver is the first of the members
         Record({"members": MEMBERS, "kind": Choice(RoundKind), "steps": schema.of(Steps)}),
         Record({"observation": schema.of(Observation)}),
     ),
-    "absent": Method(
-        Record({"end": CLOCK}), Record({})
-    ),  # the sender is in maintenance until `end`
+    "absent": Method(  # the sender is in maintenance until `end`
+        Record({"end": UNIX_TIME}), Record({})
+    ),
     "echo": Method(
-        Record({"clock": CLOCK, "payload": Data(MAX_PAYLOAD)}),
-        Record({"clock": CLOCK, "payload": Data(MAX_PAYLOAD)}, {"waited": WAITED}),
+        Record({"clock": UNIX_TIME, "payload": Data(MAX_PAYLOAD)}),
+        Record(
+            {"clock": UNIX_TIME, "payload": Data(MAX_PAYLOAD)},
+            {"waited": UNIX_TIME},  # seconds of the agent's life for which it waited for a CPU
+        ),
     ),
     "summary": Method(  # a node's state, for the fleet page
         Record({}),
         Record(
             {
-                "version": VERSION,
-                "verdict": Text(16),
-                "problems": Integer(0, 100_000),
-                "unreadable": Integer(0, 100_000),
+                "version": TEXT,
+                "verdict": TEXT,
+                "problems": Integer(),
+                "unreadable": Integer(),
                 "findings": Array(
-                    Record(
-                        {
-                            "slug": Text(MAX_SUMMARY_TEXT),
-                            "severity": Text(16),
-                            "part": Text(MAX_SUMMARY_TEXT),
-                            "summary": Text(MAX_SUMMARY_TEXT),
-                        }
-                    ),
+                    Record(dict.fromkeys(("slug", "severity", "part", "summary"), TEXT)),
                     MAX_FINDINGS,
                 ),
                 "jobs": Array(JOB, MAX_JOBS),
             },
             {
-                "watched": Integer(0, 100_000),
-                "hours": Text(24),  # the worst of each of the last, as the record marks it
-                "left_out": Array(Text(MAX_SUMMARY_TEXT), MAX_JOBS),  # jobs that do not fit `JOB`
+                "watched": Integer(),
+                "hours": TEXT,  # the worst of each of the last, as the record marks it
+                "left_out": Array(TEXT, MAX_JOBS),  # jobs that do not fit `JOB`
             },
         ),
     ),
 }
+VERSIONS = {name: method.version for name, method in METHODS.items()}
+"""The version that a call of each method states; a peer with another one declines it."""
+VERSIONS["invite"] = "-".join(
+    (__version__, *(VERSIONS[name] for name in ("invite", "store", "result", "conclusion")))
+)
+"""A round takes all its messages, and workers of the same release, whose times compare."""
 
 
 def summary_text(value: object) -> str:

@@ -64,7 +64,7 @@ class ConnectionPool:
         self.opened = 0
 
     def __len__(self) -> int:
-        """Return how many connections there are."""
+        """Return how many connections the pool has, in use or idle."""
         self._prune()
         return len(self._idle) + len(self._busy)
 

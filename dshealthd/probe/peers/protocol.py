@@ -2,7 +2,7 @@
 
     caller → scheme, its name, the name of the agent it means, a random challenge
     caller ← a random challenge
-    caller → MAC, method, message        caller ← MAC, `ok` or a reason, message
+    caller → MAC, method, version, message        caller ← MAC, `ok` or a reason, message
     caller → …
 
 A frame is four bytes of length, big-endian, and so many bytes. The MACs are HMAC-SHA256 with the
@@ -52,7 +52,8 @@ class Rejection(enum.StrEnum):
     """The request comes from an address that its sender's name does not resolve to."""
     RATE = "rate_limited"
     OFF = "switched_off"
-    METHOD = "unknown_method"
+    VERSION = "version_differs"
+    """The request's method, or its messages, are not those of this version."""
     MALFORMED = "malformed"
 
 
@@ -83,7 +84,7 @@ class TimeoutMeaning:
         self.becomes(Outcome.FAILED, "too_many_calls")
 
     def becomes(self, outcome: Outcome, reason: str) -> None:
-        """Change what a timeout from here on means."""
+        """Change what a timeout of a call between agents means from here on."""
         self.outcome, self.reason = outcome, reason
 
 
@@ -116,7 +117,7 @@ class Frames:
 
 
 def to_frame(content: bytes) -> bytes:
-    """Return content as a frame."""
+    """Return a frame of the protocol between agents: the content after its length."""
     return _LENGTH.pack(len(content)) + content
 
 
@@ -129,7 +130,7 @@ class Hello(NamedTuple):
 
     @classmethod
     def parse(cls, frame: bytes) -> Hello | None:
-        """Return the caller's claim; None if it is malformed."""
+        """Return what the first frame of a connection claims; None if it is malformed."""
         fields = frame.decode("ascii", "replace").split(" ")
         if len(fields) != 1 + len(cls._fields) or fields[0] != SCHEME:
             return None
@@ -138,12 +139,12 @@ class Hello(NamedTuple):
         return cls(*fields[1:])
 
     def __bytes__(self) -> bytes:
-        """Return the first frame's content."""
+        """Return the content of a connection's first frame, in the protocol between agents."""
         return " ".join((SCHEME, *self)).encode()
 
 
 def new_challenge() -> str:
-    """Return a random challenge."""
+    """Return a random challenge, which one side of the protocol sends the other."""
     return secrets.token_hex(16)
 
 

@@ -119,7 +119,7 @@ class Resolver:
 
 
 def literal(host: str) -> Address | None:
-    """Return a numeric address with its family; None for a name."""
+    """Return a numeric address with its family; None for a name, which must be looked up."""
     address = numeric(host)
     family = socket.AF_INET6 if isinstance(address, ipaddress.IPv6Address) else socket.AF_INET
     return None if address is None else (family, host)

@@ -17,7 +17,7 @@ from dshealthd.http.listener import Listener
 from dshealthd.probe.peers.connection import PeerConnection, PeerGate
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.peers.guard import Guard, PeerLimits, RequestRejected
-from dshealthd.probe.peers.messages import METHODS
+from dshealthd.probe.peers.messages import METHODS, VERSIONS
 from dshealthd.probe.peers.protocol import (
     OK,
     TIMED_OUT,
@@ -89,7 +89,8 @@ class PeerServer:
         limits = limits or PeerLimits()
         self._options = options
         self._handlers = {
-            name.encode(): (name, handler, METHODS[name]) for name, handler in handlers.items()
+            f"{name} {VERSIONS[name]}".encode(): (name, handler, METHODS[name])
+            for name, handler in handlers.items()
         }
         self._credentials = credentials or Credentials(options)
         self._guard = Guard(options, limits, me, members, self._credentials, monotonic, resolver)
@@ -130,7 +131,7 @@ class PeerServer:
             yield REFUSED(float(count), reason)
 
     async def _serve(self, connection: PeerConnection, frame: bytes | None) -> None:
-        """Answer a frame of a connection, or refuse it."""
+        """Answer a frame that came to the peer listener, or refuse it."""
         try:
             if frame is None:
                 raise RequestRejected(Rejection.MALFORMED)  # noqa: TRY301 - answered like others
@@ -153,10 +154,10 @@ class PeerServer:
 
     async def _answer(self, sender: str, request: bytes) -> bytes:
         """Have a request handled; return the content of its answer. Raises RequestRejected."""
-        name_, _, body = request.partition(b" ")
-        known = self._handlers.get(name_)
+        *called, body = request.split(b" ", 2)
+        known = self._handlers.get(b" ".join(called))
         if known is None:
-            raise RequestRejected(Rejection.METHOD)
+            raise RequestRejected(Rejection.VERSION)
         name, handler, method = known
         try:
             message = schema.loads(body, method.request)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dshealthd.linux.starvation import LoopLag
+from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.observation import Observation, PeerReport, RoundPlan, Stage
 from dshealthd.probe.peers.protocol import Rejection
 from dshealthd.probe.workers.job import RankResult
@@ -18,14 +19,12 @@ class Decline:
 
     CLOCK = "clock_differs"
     MEMBERS = "members_differ"
-    VERSION = "version_differs"
     TESTING = "already_testing"
     ROUND = "unknown_round"
-    MALFORMED = "malformed"
 
 
 DISAGREEMENTS = frozenset(
-    {Decline.CLOCK, Decline.MEMBERS, Decline.VERSION, Rejection.SENDER, Rejection.ADDRESS}
+    {Decline.CLOCK, Decline.MEMBERS, Rejection.VERSION, Rejection.SENDER, Rejection.ADDRESS}
 )
 """Reasons that mean that two nodes are set up differently."""
 WHOLE = frozenset(
@@ -33,10 +32,10 @@ WHOLE = frozenset(
         *DISAGREEMENTS,
         Decline.TESTING,
         Decline.ROUND,
-        Decline.MALFORMED,
-        "maintenance",
-        "rate_limited",
-        "switched_off",
+        MAINTENANCE,
+        Rejection.MALFORMED,
+        Rejection.RATE,
+        Rejection.OFF,
     }
 )
 """Reasons to decline any round; a round declined for another reason may still be a light one."""

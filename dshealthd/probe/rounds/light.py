@@ -103,7 +103,7 @@ async def measure(node: ThisNode, peer: str) -> Echoes:
 
 
 def _counting(echoes: Sequence[_Echo], payload: bytes) -> list[float]:
-    """Return the seconds of the echoes with this payload that count."""
+    """Return the seconds of those of a light round's echoes with this payload that count."""
     return [
         result.seconds
         # Only the next answer includes how long the peer waited while it sent this one.

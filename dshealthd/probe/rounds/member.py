@@ -82,7 +82,7 @@ async def _hand_in(node: ThisNode, active: ActiveRound) -> PeerError | None:
 
 
 def _conclude(me: str, active: ActiveRound) -> RoundResult:
-    """Return the root's conclusion."""
+    """Return the root's conclusion of the round, as its member takes it."""
     told = active.told.result()
     active.offset = -told["offset"] if "offset" in told else None
     result: RoundResult = told["result"]

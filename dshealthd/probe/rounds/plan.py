@@ -10,6 +10,7 @@ from dshealthd.probe.workers.job import (
     BANDWIDTH,
     GLOO_BANDWIDTH,
     LATENCY,
+    WARM_UP,
     DeviceSteps,
     RankSpec,
     WorkerJob,
@@ -22,18 +23,17 @@ if TYPE_CHECKING:
 
 PAIR = 2
 """Members of a round between nodes."""
-WARM_UP = 2
 PAYLOAD = bytes(range(256)) * 187
 """Payload of an echo, sent there and back; in base64 it fits in one message."""
 DEADLINES: Mapping[Stage, float] = {
     Stage.IMPORT: 10.0,  # torch was imported before the invitation was answered
     Stage.STORE: 4.0,
     Stage.INIT: 12.0,
-    Stage.WARM_UP: 8.0,
-    Stage.SIZES: 8.0,
-    Stage.VERIFY: 8.0,
+    **dict.fromkeys((Stage.WARM_UP, Stage.SIZES, Stage.VERIFY), 8.0),
 }
-"""Seconds that a worker may stay in a stage."""
+"""Seconds that a worker may stay in a stage: in all together, less than a member waits for its root
+(`member.ROUND`).
+"""
 
 
 def local_plan(me: str, gpus: int, epoch: int = ON_DEMAND) -> RoundPlan:
@@ -83,7 +83,6 @@ def job(
         address=address,
         interface=interface,
         steps=plan.steps,
-        warm_up=WARM_UP,
         deadlines=DEADLINES,
     )
 
@@ -102,7 +101,6 @@ def local_job(gpus: int, steps: Steps, deadlines: Mapping[Stage, float]) -> Work
         rank_specs=rank_specs,
         address="127.0.0.1",
         steps=steps,
-        warm_up=WARM_UP,
         device_steps=DeviceSteps() if gpus else None,
         deadlines=deadlines,
     )

@@ -42,7 +42,7 @@ class RemoteStore:
         value: bytes | int | None,
         timeout: float,  # noqa: ASYNC109 - the store's own
     ) -> bytes | int | bool:
-        """Carry out one operation. Raises TimeoutError or StoreError."""
+        """Have the root's store carry out one operation. Raises TimeoutError or StoreError."""
         body: dict[str, Any] = {"round": self._round, "op": op, "key": key}
         if isinstance(value, bytes):
             body["value"] = value

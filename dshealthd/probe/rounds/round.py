@@ -12,10 +12,9 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import __version__
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import ON_DEMAND, Outcome, RoundKind
-from dshealthd.probe.peers.protocol import Refusal
+from dshealthd.probe.peers.protocol import Refusal, Rejection
 from dshealthd.probe.rounds import leader, member, remote_store
 from dshealthd.probe.rounds.active_round import (
     WHOLE,
@@ -129,14 +128,12 @@ class Rounds:
     def _check(self, sender: str, plan: RoundPlan) -> None:
         me = self._node.name
         membership = self._node.membership()
-        if plan.version != __version__:
-            raise Refusal(Decline.VERSION)
         if (
             plan.members != (sender, me)
             or plan.kind is RoundKind.LOCAL
             or plan.round in self._parts
         ):
-            raise Refusal(Decline.MALFORMED)
+            raise Refusal(Rejection.MALFORMED)
         if plan.epoch != ON_DEMAND and abs(plan.epoch - self._node.epoch()) > EPOCHS_APART:
             raise Refusal(Decline.CLOCK)
         if plan.digest != membership.digest or sender not in membership.names:
@@ -182,7 +179,7 @@ class Rounds:
     async def _result(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
         active = self._led(sender, body)
         if not active.plan.has_ranks(sender, (result.rank for result in body["ranks"])):
-            raise Refusal(Decline.MALFORMED)
+            raise Refusal(Rejection.MALFORMED)
         # A member repeats its share if the answer was lost. The first one counts: both must reach
         # the same conclusion.
         first, *others = body["ranks"]

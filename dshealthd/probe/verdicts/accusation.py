@@ -35,12 +35,12 @@ def accusations(
         yield Suspect(Part.LEAF, leaf if is_leaf else FABRIC, reason if is_leaf else AMBIGUOUS)
     if len(own) <= len(wide):
         return
-    whole = {
+    whole = dict.fromkeys(
         reason for signal, (cause, reason) in own.items() if not signal.part and cause is Cause.SELF
-    }
+    )
     gpus, adapters = (_parts(own, history, local=local) for local in (True, False))
     if gpus is None or adapters is None:
-        whole |= {reason for signal, (_, reason) in own.items() if signal.part}
+        whole |= dict.fromkeys(reason for signal, (_, reason) in own.items() if signal.part)
     for reason in whole:
         yield Suspect(Part.NODE, me, reason)
     if whole or gpus is None or adapters is None:

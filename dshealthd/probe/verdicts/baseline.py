@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dshealthd.core import documents, schema, state_file
+from dshealthd.core import documents, schema
 from dshealthd.probe.observation import FLOOR
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dshealthd.probe.options import BaselineOptions
 
 KEPT = 256
@@ -62,7 +60,6 @@ ANCHOR_KEPT = 15 * 86400.0
 counts for as long again. So one wrong value does not count forever, and a part may creep by
 `CREEP_RATIO` in a month.
 """
-_MOST_BYTES = 1 << 24
 
 
 class TimingClass(NamedTuple):
@@ -227,8 +224,8 @@ class Baselines:
         usual = median([other.median for other in siblings]) * (1 + SIBLING_RATIO)
         return Reading(seconds / usual, self._limit(series, sigma))
 
-    def document(self) -> bytes:
-        """Return the baselines as `load` reads them."""
+    def document(self) -> str:
+        """Return the baselines as `restore` reads them."""
         rows = [
             [
                 *series,
@@ -244,33 +241,23 @@ class Baselines:
         ]
         self.changed = False
         content = {"stamp": self._stamp, "classes": rows}
-        return documents.dumps(content, separators=(",", ":")).encode()
+        return documents.dumps(content, separators=documents.COMPACT)
 
-    def load(self, path: Path) -> bool:
-        """Load the baselines of an earlier run; return False if there are none of this software.
-        Raises ValueError if the file is of another shape, and OSError if it cannot be read. Call it
-        in a thread.
+    def restore(self, document: Any) -> None:
+        """Restore what `document` wrote, if it is there and of this software. Raises SchemaError if
+        it is of another shape.
         """
-        try:
-            return self.restore(state_file.read_in_child(str(path), _MOST_BYTES))
-        except FileNotFoundError:
-            return False
-
-    def restore(self, content: bytes) -> bool:
-        """Restore what `document` returned; return False if that is of other software. Raises
-        ValueError if it is of another shape.
-        """
+        if document is None:
+            return
         with schema.reading("the file of baselines"):
-            document = schema.document(content)
             if document["stamp"] != self._stamp:
-                return False
+                return
             classes = dict(map(_row, document["classes"]))
         for series, known in classes.items():
             self._put(series, known)
         # Only after all are in place: a class is compared with its siblings too.
         for series, known in classes.items():
             self._refer(series, known)
-        return True
 
 
 def _row(row: list[Any]) -> tuple[TimingClass, _Class]:

@@ -37,7 +37,7 @@ class Confirmations:
         run: Callable[[Confirmation], Coroutine[Any, Any, bool]],
         monotonic: Callable[[], float],
     ) -> None:
-        """`run` runs a round and returns whether it was possible."""
+        """Queue confirmations for `run`, which runs a round and returns whether it was possible."""
         self._per_minute = per_minute
         self._run = run
         self._monotonic = monotonic

@@ -223,8 +223,6 @@ class Detector:
                     bad and (blamed or (observation.late == (round.peer,) and signal == RUN)),
                 ),
             )
-        if not ok:
-            return
         family = (
             str(observation.kind)
             if observation.kind in {RoundKind.LOCAL, RoundKind.LIGHT}
@@ -470,11 +468,7 @@ class Detector:
                 if pair.accused
             ]
         found += [suspect for suspect, _ in self._gone.values()]
-        return tuple(
-            sorted(
-                set(found), key=lambda suspect: (suspect.part, suspect.component, suspect.reason)
-            )
-        )
+        return tuple(dict.fromkeys(found))
 
     def score(self, *, flagged: bool = False) -> float | None:
         """Return this node's own score: the median over its parts of their recent ratios. HARD if

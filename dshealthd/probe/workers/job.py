@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 STAGES = tuple(Stage)
 """All stages, in the order of a round."""
 
-LATENCY = ((8, 40), (1 << 10, 40), (64 << 10, 40))
+LATENCY = tuple((size, 40) for size in (8, 1 << 10, 64 << 10))
 """Small all-reduces, cheap and the first to show bad cables: bytes and repetitions."""
 BANDWIDTH = ((64 << 20, 5),)
 """A large all-reduce between GPUs, run now and then."""
@@ -24,6 +24,8 @@ GLOO_BANDWIDTH = ((4 << 20, 5),)
 """The same between nodes without GPUs, which share the network with other traffic: 34 MB with the
 untimed ones. Below 1 MiB an all-reduce tells latency.
 """
+WARM_UP = 2
+"""Untimed repetitions of each size before the timed ones."""
 OWN = frozenset(
     {
         "stopped",
@@ -86,8 +88,7 @@ class WorkerJob:
     """The interface that has the address, for NCCL's bootstrap."""
     steps: tuple[tuple[int, int], ...]
     """All-reduces: bytes and repetitions of each."""
-    warm_up: int = 2
-    """Untimed repetitions of each size before the timed ones."""
+    warm_up: int = WARM_UP
     device_steps: DeviceSteps | None = None
     deadlines: Mapping[Stage, float]
     """Seconds that a worker may stay in a stage; `sizes` restarts for every size."""
@@ -149,7 +150,7 @@ class RankResult:
 
 
 def late(results: Iterable[RankResult]) -> tuple[int, ...]:
-    """Return the suspect ranks of a job that failed.
+    """Return the suspect ranks of a round whose workers failed.
 
     These are the ranks with a fault of their own, or else those that lag behind the others.
 

@@ -41,7 +41,6 @@ the deadline ends a worker first.
 """
 MAX_FRAME = 1 << 20
 MAX_STORE_SECONDS = 600.0
-MAX_DETAIL = 1000
 MAX_LIBRARY = 200
 """Characters of `Checksum.library`, which becomes a label."""
 STARVABLE = frozenset({"connection_lost", "deadline", "store", "timeout", "unkillable"})
@@ -56,7 +55,7 @@ class NodeWorkers:
     def __init__(
         self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
     ) -> None:
-        """Hold the job; no worker starts yet."""
+        """Hold the job of this node's sessions; no worker starts yet."""
         self.job, self.store, self.progress = job, store, progress
         self.attended: list[WorkerSession] = []
         self._ends: float | None = None
@@ -281,7 +280,8 @@ class WorkerSession:
 
 def _line(text: str) -> str:
     return "".join(
-        character if character.isprintable() else " " for character in text[:MAX_DETAIL]
+        character if character.isprintable() else " "
+        for character in text[: worker_file.MAX_DETAIL]
     ).strip()
 
 

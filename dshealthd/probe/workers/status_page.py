@@ -9,7 +9,7 @@ from dshealthd.probe.workers import worker
 
 BOARD = 64 << 10
 """Bytes of a page; a worker's output beyond that is lost."""
-PRINTED = 64
+PRINTED = worker.COUNTERS.size
 """Offset of the printed text on a page, after the counters."""
 TAIL = 600
 """Last bytes of the printed text that are reported."""
@@ -21,7 +21,7 @@ class StatusPage:
     """
 
     def __init__(self) -> None:
-        """Create the file."""
+        """Create the memory file of a worker's page."""
         self.descriptor = os.memfd_create("dshealthd-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.descriptor, BOARD)
         # A library that prints in a loop cannot grow the page, and nothing can cut off the
@@ -36,7 +36,7 @@ class StatusPage:
 
     def counters(self) -> tuple[int, int]:
         """Return how many collectives the worker's page says were entered and left."""
-        entered, left = worker.COUNTERS.unpack(os.pread(self.descriptor, worker.COUNTERS.size, 0))
+        entered, left = worker.COUNTERS.unpack(os.pread(self.descriptor, PRINTED, 0))
         return entered, left
 
     def printed(self) -> str:

@@ -42,7 +42,7 @@ class LocalStore:
         value: bytes | int | None,
         timeout: float,  # noqa: ASYNC109 - the store's own
     ) -> bytes | int | bool:
-        """Carry out one operation."""
+        """Carry out one operation of the rendezvous store."""
         if len(key) > MAX_KEY:
             message = f"the key has {len(key)} characters, too many"
             raise StoreError(message)

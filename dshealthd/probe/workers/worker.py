@@ -484,11 +484,10 @@ def checksum(device: torch.device, steps: dict[str, Any]) -> tuple[int, str]:
     """
     import torch
 
-    if device.type == "cuda":
-        if hasattr(torch.backends.cuda, "preferred_blas_library"):
-            torch.backends.cuda.preferred_blas_library("cublas")
-        matmul = torch.backends.cuda.matmul
-        matmul.allow_tf32 = matmul.allow_bf16_reduced_precision_reduction = False
+    if hasattr(torch.backends.cuda, "preferred_blas_library"):
+        torch.backends.cuda.preferred_blas_library("cublas")
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_tf32 = matmul.allow_bf16_reduced_precision_reduction = False
     order = int(steps["order"])
     # Exact, as all are integers below 2^16 divided by 2^15; the period and the order are coprime.
     period = 65521

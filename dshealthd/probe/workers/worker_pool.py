@@ -16,7 +16,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.child import StartError, cause, channel
+from dshealthd.core.child import KILL_DEADLINE, StartError, cause, channel
 from dshealthd.core.collector import gauge
 from dshealthd.core.text import plural
 from dshealthd.core.timing import Backoff, happens
@@ -51,9 +51,6 @@ STUCK = gauge(
     "Probe workers hung in the kernel that cannot be killed.",
     "device",
 )
-
-KILL_DEADLINE = 2.0
-"""Seconds after SIGKILL until a worker counts as unkillable; a CUDA context takes long."""
 
 
 class WorkerPool:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.probe.members.hostlist import HostlistError, expand, is_name
+from dshealthd.probe.members.hostlist import HostlistError, expand, is_name, quote
 
 MAX_NAMES = 65_536
 
@@ -24,6 +24,8 @@ MAX_NAMES = 65_536
     ("a[1,3].example.org b", ("a1.example.org", "a3.example.org", "b")),
     (" a,,b, ", ("a", "b")),
     ("[1-2]", ("1", "2")),
+    ("a" + "[1]" * 99, ("a" + "1" * 99,)),
+    ("gpu[000000001]", ("gpu000000001",)),
 ])  # fmt: skip
 def test_expands_as_slurm_does(expression: str, names: tuple[str, ...]) -> None:
     """Ranges keep the width of their first number, the last of several brackets varies fastest, and
@@ -54,7 +56,10 @@ def test_expands_as_slurm_does(expression: str, names: tuple[str, ...]) -> None:
         "a[0-9999]b[0-9999]c[0-9999]",
         '"a[0-9999]b[0-9999]c[0-9999]" expands to more than 65536 names',
     ),
-    ("a" + "[1]" * 9, '"a[1][1][1][1][1][1][1][1][1]" has more than 8 brackets'),
+    (
+        "gpu[0000000001]",
+        '"0000000001" in "gpu[0000000001]" is neither a number nor a range of numbers',
+    ),
 ])  # fmt: skip
 def test_says_what_is_wrong(expression: str, reason: str) -> None:
     """Each kind of error in an expression has its message. An expression that is too large is
@@ -133,3 +138,16 @@ def test_garbage(text: str) -> None:
         return
     assert names
     assert all(map(is_name, names))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("x" * 60, f'"{"x" * 60}"'),
+        ("x" * 61, f'"{"x" * 57}..."'),
+        ("a\x1b[2J\u202e", '"a\\x1b[2J\\u202e"'),
+    ],
+)
+def test_what_is_quoted(text: str, shown: str) -> None:
+    """A long text is cut, and nothing of it moves the cursor of a terminal."""
+    assert quote(text) == shown

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from dshealthd.core.options import Errors, decode
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.membership import (
     Member,
@@ -170,22 +169,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_one_source() -> None:
-    """No source, or several, is an error. The error of the config names the key; an invalid node
-    name is an error too.
-    """
+    """No source, or several, is an error."""
     for options in (MembershipOptions(), MembershipOptions(nodes=("a",), slurm="b")):
         with pytest.raises(
             MembershipError, match=r"set (only )?one of hostfile, nodes, dns, slurm$"
         ):
             load(options)
-    errors = Errors()
-    decode(
-        MembershipOptions, {"nodes": ["a"], "slurm": "b", "name": "a/b"}, "probe.members", errors
-    )
-    assert errors == [
-        "probe.members.slurm: only one of nodes, slurm can say who the members are",
-        'probe.members.name: "a/b" is not a valid node name',
-    ]
     assert MembershipOptions().sources == ()
 
 

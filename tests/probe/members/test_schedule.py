@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dshealthd.probe.members.schedule import (
@@ -112,6 +112,7 @@ def test_no_pair_repeats_until_all_have_met(number: int, count: int, start: int)
 
 
 @given(LAYOUTS, st.integers(0, 1 << 20))
+@example([2, 2, 1], 0)
 def test_even_epochs_stay_inside_leaves(layout: list[int], half: int) -> None:
     """In an even epoch nobody meets across leaves, and one member of each odd leaf rests."""
     leaves = cluster(layout)

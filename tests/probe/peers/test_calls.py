@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from dshealthd.core.options import Errors, decode
 from dshealthd.core.schema import SchemaError
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.guard import PeerLimits
+from dshealthd.probe.peers.messages import VERSIONS
 from dshealthd.probe.peers.protocol import Hello, Refusal, to_frame
 from tests.probe.peering import (
     CHALLENGE,
@@ -44,7 +44,8 @@ MAX_PAYLOAD = 48_000
 
 BODY = json.dumps({"clock": 1.5, "payload": "cGluZw=="}).encode()
 BUSY, DEFECT = "busy_gpu", "where it went wrong"
-REQUEST = b"echo " + BODY
+ECHO = f"echo {VERSIONS['echo']} ".encode()
+REQUEST = ECHO + BODY
 ANSWERED = b"ok {"
 
 
@@ -301,18 +302,35 @@ async def test_malformed_message(key: Path, body: bytes) -> None:
     """
     async with listening(keyed(key)) as node, connected(node) as raw:
         session = await raw.begin()
-        assert await raw.call(session, b"echo " + body) == b"malformed"
+        assert await raw.call(session, ECHO + body) == b"malformed"
         assert (await raw.call(session, REQUEST)).startswith(ANSWERED)
         assert node.refused("malformed") == 1
 
 
-@pytest.mark.parametrize("method", ["", "ECHO", "echo/../summary", "summary", "document"])
-async def test_unknown_methods(key: Path, method: str) -> None:
-    """Only the methods that are served are known; members of older releases call `document`."""
+@pytest.mark.parametrize("called", [
+    b"", b" ", b"echo ", b"echo 00000000 ", b"ECHO" + ECHO[4:], b"echo/../summary" + ECHO[4:],
+    b"summary" + ECHO[4:], b"document ",
+])  # fmt: skip
+@pytest.mark.parametrize("body", [BODY, b"{", b'{"a": "b c"}'])
+async def test_calls_of_another_version(key: Path, called: bytes, body: bytes) -> None:
+    """A call of another version, or of a method that is not served, is told so, whatever its
+    message: members of older releases state no version, and call `document`.
+    """
     async with listening(keyed(key)) as node, connected(node) as raw:
-        request = method.encode() + b" " + BODY
-        assert await raw.call(await raw.begin(), request) == b"unknown_method"
-        assert node.refused("unknown_method") == 1
+        assert await raw.call(await raw.begin(), called + body) == b"version_differs"
+        assert node.refused("version_differs") == 1
+
+
+@pytest.mark.parametrize("answer", ["version_differs", "malformed", "unknown_method"])
+async def test_a_peer_of_another_version_is_to_blame_for_nothing(key: Path, answer: str) -> None:
+    """It declines, in the words of its own release."""
+
+    async def handler(_sender: str, _body: dict[str, Any]) -> dict[str, Any]:
+        raise Refusal(answer)
+
+    async with talking(keyed(key), handlers={"echo": handler}) as (_, client):
+        known = "other" if answer == "unknown_method" else answer
+        await fails(ping(client), Outcome.DECLINED, known)
 
 
 @pytest.mark.parametrize("claim", [
@@ -382,33 +400,6 @@ async def test_off_until_configured(key: Path) -> None:
     """Without a listen address nothing is listened on."""
     async with listening(PeerOptions(key_file=key)) as node:
         assert not node.server._listener._sockets
-
-
-@pytest.mark.parametrize(
-    ("table", "error"),
-    [
-        (
-            {"listen_address": ":10062", "key_file": "k"},
-            (
-                'peer.listen_address: ":10062" names no host; the listener never takes all '
-                "addresses by default"
-            ),
-        ),
-        (
-            {"listen_address": "b", "key_file": "k"},
-            'peer.listen_address: "b" is not "HOST:PORT" or ":PORT" with a port from 0 to 65535',
-        ),
-        (
-            {"listen_address": "b:1"},
-            "peer.listen_address: needs key_file",
-        ),
-    ],
-)
-def test_options_that_cannot_be(table: dict[str, Any], error: str) -> None:
-    """What is wrong with the options is said at its key."""
-    errors = Errors()
-    decode(PeerOptions, table, "peer", errors)
-    assert errors == [error]
 
 
 async def test_node_type_is_complete(key: Path) -> None:

@@ -69,13 +69,22 @@ def test_any_bytes_are_keys_or_a_reason(data: bytes) -> None:
     ((), "holds 0 keys; it must be one, or 2 during a rotation"),
     ((KEY, OTHER_KEY, KEY[::-1]), "holds 3 keys; it must be one, or 2 during a rotation"),
     ((KEY, "secret"), "key 2 has 6 characters; at least 32 are needed (openssl rand -hex 32)"),
+    (("x" * 31,), "key 1 has 31 characters; at least 32 are needed (openssl rand -hex 32)"),
     (("a b " * 20,), "key 1 is not made of visible ASCII characters"),
-    (("x" * 5000,), "is larger than 4096 bytes"),
+    (("~" * 32 + "\x7f",), "key 1 is not made of visible ASCII characters"),
+    (("x" * 4096,), "is larger than 4096 bytes"),
 ])  # fmt: skip
 def test_key_files_that_cannot_be(tmp_path: Path, lines: tuple[str, ...], reason: str) -> None:
     """A key file that is no good is named with the reason, and with nothing of what it holds."""
     path = secret(tmp_path, "key", *lines)
     assert problem(keyed(path)) == f"key_file: {path} {reason}"
+
+
+@pytest.mark.parametrize("lines", [("!~" * 16,), ("x" * 4095,), ("# new", KEY, "", OTHER_KEY)])
+def test_key_files_that_will_just_do(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    """The shortest key, the longest file, two keys with a comment."""
+    found = Credentials(keyed(secret(tmp_path, "key", *lines))).keys
+    assert found == tuple(line.encode() for line in lines if line and line[0] != "#")
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o620, 0o610])

@@ -163,12 +163,16 @@ async def test_no_route(key: Path) -> None:
 
 
 async def test_calls_come_from_the_listen_address(key: Path) -> None:
-    """A node calls from the address that it listens on, which is the one that others know it by."""
+    """A node calls from the address that it listens on, which is the one that others know it by;
+    its port is chosen when it connects (`IP_BIND_ADDRESS_NO_PORT`), and need not be free elsewhere.
+    """
     async with talking(
         keyed(key), type(keyed(key))(listen_address="127.0.0.9:0", key_file=key)
     ) as (node, client):
         await ping(client)
         assert set(node.server._gate._open) == {"127.0.0.9"}
+        (link,) = client._pool._idle
+        assert link._socket.getsockopt(socket.SOL_IP, 24) == 1
 
 
 async def test_clocks_that_differ(key: Path) -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 import math
+import os
+import subprocess
+import sys
+from base64 import b64encode
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dshealthd import __version__
 from dshealthd.core.schema import (
     Array,
     Choice,
@@ -25,10 +32,13 @@ from dshealthd.core.schema import (
     Type,
     dumps,
     loads,
+    of,
 )
-from dshealthd.probe.observation import Stage
+from dshealthd.probe.observation import Stage, Timing
+from dshealthd.probe.peers import messages
 from dshealthd.probe.peers.fields import RATIO, REASONS, KnownReason, NodeName, Ratios, Text
-from dshealthd.probe.peers.messages import METHODS, Data
+from dshealthd.probe.peers.messages import METHODS, VERSIONS, Data, Method
+from dshealthd.probe.workers.job import RankResult
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -157,6 +167,45 @@ def test_values_that_are_refused(kind: Type, value: object) -> None:
         kind.read(value, "field")
 
 
+Stages = enum.StrEnum("Stages", ["INVITE"])
+
+
+@pytest.mark.parametrize(("kind", "other"), [
+    (Number(0, 9), Integer(0, 9)),
+    (Number(0, 9), Number(0, 8)),
+    (Text(3), Text(4)),
+    (Choice(Stage), Choice(Stages)),
+    (Ratios(), Ratios(maximum=5)),
+    (Ratios(), Ratios(Number(0, 9))),
+    (Array(Flag(), 2), Array(Flag(), 2, 1)),
+    (Array(Flag(), 2), Array(OrNull(Flag()), 2)),
+    (of(Timing).fields, Record({}, of(Timing).fields.fields)),
+    (Record({"a": Flag()}), Record({"b": Flag()})),
+])  # fmt: skip
+def test_versions_tell_what_is_declared(kind: Type, other: Type) -> None:
+    """Another type, bound, value or name of a field, or whether it must be there, is another
+    version: in a request or an answer.
+    """
+    rest, one, two = Record({}), Record({"field": kind}), Record({"field": other})
+    methods = Method(one, rest), Method(two, rest), Method(rest, one), Method(rest, two)
+    assert len({method.version for method in methods}) == 4
+
+
+def test_versions_are_the_same_everywhere() -> None:
+    """What differs between processes of one checkout is no part of them. A round takes what all its
+    messages declare.
+    """
+    script = "from dshealthd.probe.peers.messages import VERSIONS; print(VERSIONS)"
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    told = subprocess.run(
+        [sys.executable, "-c", script], env=environment, text=True, capture_output=True, check=True
+    )
+    assert told.stdout.strip() == str(VERSIONS)
+    invite = VERSIONS["invite"].split("-")
+    assert {*invite[1:]} > {VERSIONS[name] for name in ("store", "result", "conclusion")}
+    assert invite[0] == __version__
+
+
 @pytest.mark.parametrize("value", [{"a": b"abcd"}, {"a": "abc"}, {"a": b"a", "b": 1}])
 def test_own_messages_are_checked_too(value: dict[str, Any]) -> None:
     """What is not declared is not sent either."""
@@ -177,6 +226,81 @@ def test_numbers_of_the_store(number: int, *, allowed: bool) -> None:
     ):
         with contextlib.nullcontext() if allowed else pytest.raises(SchemaError, match="integer"):
             kind.read(value, "body")
+
+
+def of_field(record: Type, name: str) -> Type:
+    """Return the type of a field."""
+    inner = record.fields if isinstance(record, Form) else record
+    assert isinstance(inner, Record)
+    return {**inner.fields, **inner.optional}[name]
+
+
+PLAN, RESULT = METHODS["invite"].request.fields["plan"], METHODS["result"].request
+RANK, CONCLUSION = of(RankResult), METHODS["conclusion"].request
+
+
+@pytest.mark.parametrize(("kind", "least", "most"), [
+    (RATIO, 0.0, 1e6),
+    (of_field(PLAN, "epoch"), -1, 2**53),
+    (of_field(PLAN, "ranks"), 1, 64),
+    (of_field(RANK, "rank"), 0, 128),
+    (of_field(of(Timing), "size"), 0, 2**30),
+    (of_field(of(Timing), "seconds"), 0.0, 1e6),
+    (of_field(of(Timing), "bus_bandwidth"), 0.0, 1e14),
+    (of_field(METHODS["store"].request, "timeout"), 0.0, 4.0),
+    (of_field(CONCLUSION, "offset"), -253402300799.0, 253402300799.0),
+    (of_field(messages.OWN_WORK, "slow"), 1e-9, 1e7),
+    (of_field(messages.OWN_WORK, "usual"), 1e-9, 1e7),
+    (of_field(messages.OWN_WORK, "step_seconds"), 1e-9, 1e7),
+    (of_field(messages.OWN_WORK, "between"), 0.0, 1e3),
+    (of_field(messages.OWN_WORK, "within"), 0.0, 1e3),
+    (of_field(messages.OWN_WORK, "ranks"), 1, 10**7),
+    (of_field(messages.OWN_WORK, "rank"), 0, 10**7),
+    (of_field(messages.JOB, "ranks"), 0, 10**7),
+    (of_field(messages.JOB, "world_size"), 0, 10**7),
+    (of_field(messages.JOB, "step"), 0, 10**12),
+    (of_field(messages.JOB, "step_highest"), 0, 10**12),
+    (of_field(messages.JOB, "steps_per_minute"), 0.0, 6e7),
+    (of_field(messages.JOB, "attempts"), 1, 2**53),
+])  # fmt: skip
+def test_bounds_of_numbers(kind: Type, least: float, most: float) -> None:
+    """The first and the last plausible value pass, their neighbors do not."""
+    assert (kind.read(least, "field"), kind.read(most, "field")) == (least, most)
+    for value, away in ((least, -math.inf), (most, math.inf)):
+        step = -1 if away < 0 else 1
+        beyond = value + step if isinstance(value, int) else math.nextafter(value, away)
+        with pytest.raises(SchemaError, match="field"):
+            kind.read(beyond, "field")
+
+
+TIMING = {"op": "echo", "size": 0, "seconds": 1.0, "bus_bandwidth": 0.0}
+NAMES = [f"n{number}" for number in range(9)]
+
+
+@pytest.mark.parametrize(("kind", "of_length", "most"), [
+    (of_field(PLAN, "round"), "x".__mul__, 64),
+    (of_field(PLAN, "digest"), "x".__mul__, 64),
+    (of_field(of(Timing), "part"), "x".__mul__, 64),
+    (of_field(METHODS["store"].request, "key"), "x".__mul__, 256),
+    (of_field(METHODS["store"].request, "value"), lambda n: b64encode(b"x" * n).decode(), 45_000),
+    (of_field(METHODS["echo"].request, "payload"), lambda n: b64encode(b"x" * n).decode(), 48_000),
+    (KnownReason(), "x".__mul__, 48),
+    (messages.TEXT, "x".__mul__, 128),
+    (of_field(PLAN, "steps"), [(2**30, 1000)].__mul__, 32),
+    (of_field(PLAN, "steps"), lambda n: [(1, n)], 1000),
+    (of_field(RESULT, "timings"), [TIMING].__mul__, 128),
+    (of_field(RESULT, "ranks"), [{"rank": 0, "outcome": "ok", "stage": "done"}].__mul__, 64),
+    (of_field(CONCLUSION.fields["result"], "late"), ["n1"].__mul__, 2),
+    (of_field(messages.REPORT, "parts"), ["gpu3"].__mul__, 128),
+    (of_field(messages.REPORT, "pairs"), lambda n: dict.fromkeys(NAMES[:n], 1.0), 6),
+    (of_field(messages.JOB, "culprits"), [0].__mul__, 8),
+    (of_field(METHODS["summary"].answer, "left_out"), ["job"].__mul__, 16),
+])  # fmt: skip
+def test_bounds_of_lengths(kind: Type, of_length: Callable[[int], object], most: int) -> None:
+    """What is as long as any passes, what is longer does not."""
+    kind.read(of_length(most), "field")
+    with pytest.raises(SchemaError, match="field"):
+        kind.read(of_length(most + 1), "field")
 
 
 @pytest.mark.parametrize(("members", "allowed"), [("a", False), ("ab", True), ("abc", False)])

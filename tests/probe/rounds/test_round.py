@@ -28,6 +28,7 @@ from dshealthd.probe.observation import (
     RoundResult,
     Stage,
 )
+from dshealthd.probe.peers.messages import VERSIONS
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.rounds import leader
@@ -111,12 +112,10 @@ def clock_ahead(_root: Companion, member: Companion) -> None:
     member.node.clock_off = 288.0
 
 
-def other_version(root: Companion, member: Companion) -> None:
-    """Have the root run another version."""
-    plan = root.plan
-    # What it says of itself.
-    root.plan = lambda *given: replace(plan(*given), version="0.0.0")  # type: ignore[method-assign]
-    assert member
+def other_version(_root: Companion, member: Companion) -> None:
+    """Have the member serve rounds of another version."""
+    served = member.server._handlers
+    served[b"invite 0.0.0"] = served.pop(f"invite {VERSIONS['invite']}".encode())
 
 
 @pytest.mark.parametrize(

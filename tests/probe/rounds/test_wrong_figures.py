@@ -102,16 +102,6 @@ async def test_both_ends_know_the_time_of_an_echo(tmp_path: Path) -> None:
         assert observation.timings == root.observation.timings
 
 
-async def test_earlier_version_is_declined(tmp_path: Path) -> None:
-    """An agent of an earlier version is not to blame for anything."""
-    async with company(tmp_path, 2) as (root, member):
-        alter(root, "invite", saying("plan", version="0.0.9"))
-        report = await root.rounds.lead(root.plan(member.name))
-        assert report is not None
-        assert report.observation.outcome is Outcome.DECLINED
-        assert report.observation.reason == "version_differs"
-
-
 @pytest.mark.parametrize(
     ("outcome", "reason", "tells"),
     [

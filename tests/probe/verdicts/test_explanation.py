@@ -8,6 +8,7 @@ from dshealthd.probe.observation import PeerReport, RoundKind
 from dshealthd.probe.verdicts.company import Company
 from dshealthd.probe.verdicts.explanation import explain
 from dshealthd.probe.verdicts.signals import (
+    RUN,
     Cause,
     Investigation,
     Measurement,
@@ -41,14 +42,16 @@ def measured(peer: str, told: PeerReport | None, ratio: float, *, slow: bool) ->
     return Measurement(round, ratio, bad=slow, good=not slow, reason="slow")
 
 
-def cause(*rounds: Measurement, near: int = 3, far: int = 3, asked: int = 0) -> Cause:
-    """Return the cause that is found after four confirmations were asked for, among so many
-    members on the leaf and elsewhere.
+def cause(
+    *rounds: Measurement, near: int = 3, far: int = 3, asked: int = 0, signal: Signal = TIMED
+) -> Cause:
+    """Return the cause that is found of a signal after so many confirmations were asked for, among
+    so many members on the leaf and elsewhere.
     """
     investigation = Investigation((), 0.0, asked=asked)
     investigation.measurements.extend(rounds)
     leaves = {"me": "l"} | {f"n{n}": "l" for n in range(near)} | {f"f{n}": "m" for n in range(far)}
-    return explain(investigation, TIMED, Company("me", leaves, 1.07))
+    return explain(investigation, signal, Company("me", leaves, 1.07))
 
 
 LEAVES = (bad("f1"), bad("f2"), bad("f1"))
@@ -130,6 +133,30 @@ def test_one_side(rounds: tuple[Measurement, ...], near: int, far: int, found: C
     asked.
     """
     assert cause(*rounds, near=near, far=far) is found
+
+
+@pytest.mark.parametrize(
+    ("reasons", "good", "found"),
+    [
+        ("hung", 0, Cause.MORE_FAR),
+        ("hung hung", 0, Cause.SELF),
+        ("hung hung", 1, Cause.SELF),
+        ("hung hung", 2, Cause.NOTHING),
+        ("hung refused", 0, Cause.MORE_FAR),
+        ("unreachable hung unauthorized", 0, Cause.MORE_FAR),
+        ("hung refused hung hung", 0, Cause.SELF),
+        ("hung refused hung hung", 1, Cause.NOTHING),
+    ],
+)
+def test_failures(reasons: str, good: int, found: Cause) -> None:
+    """Two failures are proof, and one good round is chance; of those that cut a peer off it takes
+    four, and a node that is cut off has no good round.
+    """
+    rounds = [measured(f"n{turn}", WELL, 1.0, slow=False) for turn in range(good)]
+    for turn, reason in enumerate(reasons.split()):
+        rounds.append(measured(f"n{turn % 2}", WELL, 1000.0, slow=True))
+        rounds[-1].reason = reason
+    assert cause(*rounds, signal=RUN) is found
 
 
 @pytest.mark.parametrize(("bads", "found"), [(14, Cause.NOTHING), (15, Cause.SELF)])

@@ -8,10 +8,13 @@ import pytest
 
 from dshealthd.core.schema import SchemaError
 from dshealthd.probe.observation import HARD, PeerReport, RoundKind
+from dshealthd.probe.options import BaselineOptions
 from dshealthd.probe.peers.messages import REPORT
+from dshealthd.probe.verdicts.baseline import Baselines
 from dshealthd.probe.verdicts.company import Company, Met
+from dshealthd.probe.verdicts.detector import Detector
 from dshealthd.probe.verdicts.pairs import PairSuspicion, PairVerdict
-from dshealthd.probe.verdicts.signals import REACH, RUN, ObservedRound, Signal
+from dshealthd.probe.verdicts.signals import REACH, RUN, Investigation, ObservedRound, Signal
 
 ECHO = Signal("light", "agent", "echo", 0, "")
 TIMED = Signal("fabric", "nccl", "all_reduce", 1, "0")
@@ -80,6 +83,23 @@ def test_good_rounds_that_end_a_suspicion(bads: int, needed: int) -> None:
     for number in range(1, needed + 1):
         ended = pair.update(a_round(50 + number), frozenset(), 1.0, "", {ECHO: True})
         assert ended is (number == needed)
+
+
+@pytest.mark.parametrize(
+    ("signal", "led_first", "led", "ended"),
+    [
+        (REACH, True, True, True),
+        (REACH, True, False, False),
+        (REACH, False, False, True),
+        (ECHO, True, False, True),
+    ],
+)
+def test_a_peer_that_calls(signal: Signal, *, led_first: bool, led: bool, ended: bool) -> None:
+    """It is not one that can be called: that this node did not reach it stands."""
+    pair = suspicion(signal, 1)
+    pair.first = replace(pair.first, led=led_first)
+    again = replace(a_round(1), led=led)
+    assert pair.update(again, frozenset(), 1.0, "", {signal: True}) is ended
 
 
 def test_a_suspicion_without_rounds_lapses() -> None:
@@ -164,6 +184,50 @@ def test_a_link_has_two_ends_that_are_well(
     known.record_report(a_round(20, told=PeerReport(node=1.0, pairs=theirs)))
     found = suspicion(ECHO, 6, 10.0).find(known, set(), 1)
     assert found is (PairVerdict.LINK if link else PairVerdict.NOTHING)
+    assert suspicion(ECHO, 5, 10.0).find(known, set(), 1) is PairVerdict.NOTHING, "too early"
+
+
+@pytest.mark.parametrize(
+    ("investigated", "accused"), [((), "slow"), ((ECHO,), ""), ((TIMED,), ""), ((RUN,), "slow")]
+)
+def test_this_node_s_own_fault_comes_first(investigated: tuple[Signal, ...], accused: str) -> None:
+    """While one of the signals of a pair is investigated on this node, no link is accused."""
+    judge = Detector("me", dict.fromkeys(NAMES, ""), Baselines(BaselineOptions()), lambda: 0.0)
+    for name in ("a", "b"):
+        met(judge._company, name, 1.0)
+    judge._company.record_report(a_round(20, told=WELL))
+    for signal in investigated:
+        judge._of(signal).investigation = Investigation((), 0.0)
+    pair = replace(suspicion(ECHO, 6, 10.0), signals=frozenset({ECHO, TIMED}), reason="slow")
+    judge._epoch = 1
+    judge._judge(pair)
+    assert pair.accused == accused
+
+
+@pytest.mark.parametrize(
+    ("bads", "echoes", "found"),
+    [
+        (1, [], PairVerdict.NOTHING),
+        (2, [], PairVerdict.LINK),
+        (2, [HARD], PairVerdict.LINK),
+        (1, [HARD, HARD], PairVerdict.SELF),
+        (2, [HARD, 1.0], PairVerdict.LINK),
+    ],
+)
+def test_collectives_that_hang(bads: int, echoes: list[float], found: PairVerdict) -> None:
+    """Two that hang between ends that are well with others are the link's. If meanwhile no echo
+    with two others comes back, it is this node's.
+    """
+    known = company()
+    for peer in "ab":
+        round = replace(a_round(10, peer, 1), kind=RoundKind.PAIR)
+        known.log.append(Met(round, light=False, ratio=1.0, bad=False, silent=False))
+    for peer, ratio in zip("cd", echoes, strict=False):
+        met(known, peer, ratio)
+    known.record_report(a_round(20, told=WELL))
+    pair = suspicion(RUN, bads)
+    pair.first = replace(pair.first, kind=RoundKind.PAIR)
+    assert pair.find(known, set(), 1) is found
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,15 @@ def test_call_of_an_unreached_peer(sought: int, *, itself: bool) -> None:
     assert (caller == "me", called) == (itself, "peer")
 
 
-@pytest.mark.parametrize(("bads", "again"), [(4, True), (5, False)])
-def test_calls_of_an_epoch_until_the_link_is_known(bads: int, *, again: bool) -> None:
-    """Once others have said that they reach it, until enough calls have failed."""
+@pytest.mark.parametrize(
+    ("bads", "reached", "again"), [(4, True, True), (4, False, False), (5, True, False)]
+)
+def test_calls_of_an_epoch_until_the_link_is_known(
+    bads: int, *, reached: bool, again: bool
+) -> None:
+    """Once others have all said that they reach it, until enough calls have failed."""
     pair = suspicion(REACH, bads)
-    pair.words, pair.checked = {"a": (6, True), "b": (6, True)}, 6
+    pair.words, pair.checked = {"a": (6, True), "b": (6, reached)}, 6
     assert planned(company(), pair) == (("me", "peer") if again else ())
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 import asyncio
 import base64
+import ctypes
 import importlib
+import io
 import json
 import os
 import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +26,7 @@ from dshealthd.probe.workers.store import LocalStore, StoreError
 
 MAX_KEY = 256
 MAX_VALUE = 45_000
+MAX_KEYS = 4096
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +100,41 @@ def test_checksum(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, "mm", flipping)
         other, wrong = worker.checksum(device, steps)
         assert (other != number, wrong) == (True, "")
-    assert worker.reproducible(device) == ""
+
+
+@pytest.mark.parametrize(("device", "hip", "versions", "told"), [
+    ("cuda", None, (12, 4, 5), "H100, 132 SM 9.0, driver 570.1, torch 2.9, cuBLAS 12.4.5"),
+    ("cuda", None, (), ""),
+    ("cuda", "6.1", (12, 4, 5), ""),
+    ("cpu", None, (12, 4, 5), ""),
+])  # fmt: skip
+def test_what_bits_depend_on(
+    monkeypatch: pytest.MonkeyPatch, device: str, hip: str, versions: Sequence[int], told: str
+) -> None:
+    """GPU, driver, torch and the cuBLAS that is loaded, by its own word; nothing elsewhere."""
+
+    def property_of(which: int, number: Any) -> int:
+        number._obj.value = versions[which]
+        return 0
+
+    files = {
+        "/sys/module/nvidia/version": "570.1\n",
+        "/proc/self/maps": "7f00-7f10 r-xp 00000000 08:01 9    /a b/libcublas.so.12\n" * 2
+        if versions
+        else "",
+    }
+    gpu = SimpleNamespace(name="H100", multi_processor_count=132, major=9, minor=0)
+    fake = SimpleNamespace(
+        __version__="2.9",
+        version=SimpleNamespace(hip=hip),
+        cuda=SimpleNamespace(init=lambda: None, get_device_properties=lambda _: gpu),
+    )
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    monkeypatch.setattr(worker, "open", lambda path, **_: io.StringIO(files[path]), raising=False)
+    libraries = {"/a b/libcublas.so.12": SimpleNamespace(cublasGetProperty=property_of)}
+    monkeypatch.setattr(ctypes, "CDLL", libraries.__getitem__)
+    found: Any = SimpleNamespace(type=device)
+    assert worker.reproducible(found) == told
 
 
 @pytest.mark.parametrize(("error", "slug"), [
@@ -255,6 +292,7 @@ def test_local_store() -> None:
         assert await store("delete", "a", None, 1) is True
         with pytest.raises(TimeoutError):
             await store("wait", "a", None, 0.01)
+        await store("set", "k" * MAX_KEY, b"v" * MAX_VALUE, 1)
         refused: list[tuple[str, str, bytes | int | None]] = [
             ("set", "k" * (MAX_KEY + 1), b""),
             ("set", "a", b"v" * (MAX_VALUE + 1)),
@@ -267,6 +305,11 @@ def test_local_store() -> None:
         await store("set", "text", b"x", 1)
         with pytest.raises(StoreError, match="does not hold a number"):
             await store("add", "text", 1, 1)
+        for number in range(MAX_KEYS - 2):
+            await store("set", str(number), b"", 1)
+        with pytest.raises(StoreError, match="full"):
+            await store("set", "one more", b"", 1)
+        await store("set", "text", b"", 1)
 
     asyncio.run(main())
 
@@ -333,6 +376,21 @@ def test_owned_by_others(environment: Path) -> None:
     os.chown(outside, 0, 4321)
     outside.chmod(0o664)
     assert launch.check(python)[0] == [f"{outside} is writable by group 4321"]
+
+
+@pytest.mark.parametrize(("links", "followed"), [(40, True), (41, False)])
+def test_many_links(environment: Path, links: int, *, followed: bool) -> None:
+    """As many as Linux follows; more are a loop."""
+    python = environment / "base" / "bin" / "python3"
+    for number in range(links):
+        link = environment / "base" / "bin" / f"link{number}"
+        link.symlink_to(python)
+        python = link
+    if followed:
+        assert [*launch.way(str(python))] == []
+    else:
+        with pytest.raises(OSError, match="too many links"):
+            [*launch.way(str(python))]
 
 
 def test_sticky_folder_on_the_way(environment: Path) -> None:

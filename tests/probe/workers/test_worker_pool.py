@@ -245,6 +245,13 @@ def test_healthy(scene: Scene) -> None:
         assert (result.entered, result.left) == (17, 17)
 
 
+def test_deadlines_end_a_worker_before_its_own_timeouts() -> None:
+    """Those of store and backend are two seconds longer than any stage after the import."""
+    deadlines = {Stage.IMPORT: 150.0, Stage.STORE: 4.0, Stage.INIT: 12.0, Stage.VERIFY: 8.0}
+    told = session._description(job("", deadlines=deadlines), RankSpec(rank=0))
+    assert told["timeout"] == 14.0
+
+
 def test_bandwidth(scene: Scene) -> None:
     """64 MiB go around and are checked to the last element."""
     results = scene.play("", "", steps=((64 << 20, 1),), warm_up=0)
@@ -561,7 +568,9 @@ def test_stranger(scene: Scene) -> None:
 
 
 def test_nothing_inherited(scene: Scene) -> None:
-    """The parent has nothing of the agent's environment and descriptors, and one thread."""
+    """The parent has nothing of the agent's environment and descriptors, and one thread. It gains
+    no privileges, and has 16 GiB of memory at most.
+    """
     scene.play("", "")
     process = Path(f"/proc/{scene.parent}")
     environment = (process / "environ").read_text(encoding="utf-8").split("\0")
@@ -571,6 +580,9 @@ def test_nothing_inherited(scene: Scene) -> None:
     assert sum(link.startswith("socket:") for link in links) == 1  # to the agent
     assert len(os.listdir(process / "task")) == 1
     assert children(scene.parent) == []
+    assert "NoNewPrivs:\t1\n" in (process / "status").read_text(encoding="ascii")
+    limits = (process / "limits").read_text(encoding="ascii")
+    assert re.search(rf"Max data size +{16 * 2**30} ", limits)
 
 
 def test_threads_at_import() -> None:
