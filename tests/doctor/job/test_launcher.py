@@ -349,6 +349,8 @@ SCRIPTS = (
     (f"{_FOUR}srun apptainer exec --bind /a:/b x.sif bash -c 'torchrun x.py'", WARNING, _NO_DRIVER),
     ("#SBATCH --gpus-per-node=H100:4\nsrun /opt/bin/singularity exec x.sif python x.py", WARNING,
      _NO_DRIVER),
+    (f"{_FOUR}srun apptainer exec x.sif torchrun --nproc-per-node=4 x.py --run=$NAME", WARNING,
+     _NO_DRIVER),
     (f"{_FOUR}srun apptainer exec --nvccli x.sif torchrun x.py", OK, ""),
     (f"{_FOUR}srun apptainer exec $FLAGS x.sif torchrun x.py", OK, ""),
     (f"{_FOUR}export APPTAINER_NV=1\nsrun apptainer run x.sif torchrun x.py", OK, ""),

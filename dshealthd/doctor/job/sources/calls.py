@@ -39,7 +39,7 @@ class Call(NamedTuple):
     @property
     def options(self) -> Mapping[str, list[str]]:
         """Its options, and its subcommand, with their values."""
-        words = " ".join(self.words)
+        words = " ".join(self.own)
         found: dict[str, list[str]] = {"by": [self.by], "end": [self.end], "words": [words]}
         found["program"] = [self.program]
         if any(programs.runs_programs(os.path.basename(word)) for word in self.words):
