@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bench.processes import free_port
-from dshealthd.agent.agent import Agent
+from dshealthd.agent.agent import Agent, _beside_ended
 from dshealthd.collectors.job_activity import FILES
 from dshealthd.config import config
 from dshealthd.core.result import CollectionOutcome, CollectionResult
@@ -68,6 +68,23 @@ def test_agent_that_has_read_nothing_knows_nothing(tmp_path: Path) -> None:
     assert (fit.status, fit.text) == (503, "unknown: no collector runs\n")
     document = json.loads(agent._server.status())
     assert (document["ready"], document["verdict"]) == (False, "unknown")
+
+
+async def test_what_runs_beside_may_end(caplog: pytest.LogCaptureFixture) -> None:
+    """The agent goes on without it; only an end by a defect is logged."""
+
+    async def ending(seconds: float) -> None:
+        await asyncio.sleep(1 / seconds)
+
+    tasks = [
+        asyncio.create_task(ending(seconds), name=f"task {seconds}") for seconds in (0, 1e9, 1e-9)
+    ]
+    for task in tasks:
+        task.add_done_callback(_beside_ended)
+    await asyncio.wait(tasks[:2])
+    tasks[2].cancel()
+    await asyncio.wait(tasks)
+    assert caplog.messages == ["task 0: ended by a defect: ZeroDivisionError('division by zero')"]
 
 
 def test_first_answer_has_what_an_earlier_agent_found(tmp_path: Path) -> None:

@@ -141,7 +141,14 @@ def test_reference_file_is_complete_and_means_the_defaults() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("250ms", 0.25), ("5s", 5), ("1m30s", 90), ("2h", 7200), ("1h1m1s1ms", 3661.001)],
+    [
+        ("250ms", 0.25),
+        ("5s", 5),
+        ("1m30s", 90),
+        ("2h", 7200),
+        ("1h1m1s1ms", 3661.001),
+        ("2d", 172_800),
+    ],
 )
 def test_durations(text: str, seconds: float) -> None:
     """Durations are written as in Prometheus."""
@@ -150,7 +157,15 @@ def test_durations(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("512", 512), ("64KiB", 65536), ("1GB", 10**9), ("1g", 2**30), ("2 MiB", 2**21), ("7B", 7)],
+    [
+        ("512", 512),
+        ("64KiB", 65536),
+        ("1GB", 10**9),
+        ("1g", 2**30),
+        ("2 MiB", 2**21),
+        ("3TiB", 3 * 2**40),
+        ("7B", 7),
+    ],
 )
 def test_sizes(text: str, number: int) -> None:
     """Sizes may be written with a unit, decimal with B and binary with iB or a bare letter."""

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
 
 MAX_LABEL_LENGTH = 128
-EXPONENT_FROM = 6
-"""Numbers with more digits before the point get an exponent."""
-PLAIN_BELOW = 10.0**EXPONENT_FROM
+EXPONENT_FROM = 1e6
+"""Numbers from here on get an exponent."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """OpenMetrics would add only what the agent does not export: exemplars and creation times."""
 _CONTROLS = dict.fromkeys((*range(32), 127))
@@ -58,7 +57,7 @@ class Renderer:
             name = names[series] = self._names.get(series) or _series(metric, labels)
             if metric not in families:
                 families[metric] = [_head(metric)]
-            families[metric].append(f"{name} {_written(value)}\n")
+            families[metric].append(f"{name} {number(value)}\n")
         self._names = names
         return "".join(itertools.chain.from_iterable(families.values()))
 
@@ -68,24 +67,18 @@ def render(samples: Iterable[Sample]) -> str:
     return Renderer().render(samples)
 
 
-def _written(value: float) -> str:
-    return repr(float(value)) if 0 <= value < PLAIN_BELOW else number(value)
-
-
 def number(value: float) -> str:
     """Return a sample's value as text as Go writes it, like Prometheus' own exporters."""
-    if value == math.inf:
-        return "+Inf"
-    if value == -math.inf:
-        return "-Inf"
-    if math.isnan(value):
-        return "NaN"
     text = repr(float(value))
-    dot = text.find(".")
-    if value > 0 and dot > EXPONENT_FROM:
-        mantissa = f"{text[0]}.{text[1:dot]}{text[dot + 1 :]}".rstrip("0.")
-        return f"{mantissa}e+{dot - 1:02d}"
-    return text
+    if value < EXPONENT_FROM:
+        return text if value != -math.inf else "-Inf"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "+Inf"
+    if "e" in text:  # as Python writes numbers from 1e16 on
+        return text
+    whole, _, rest = text.partition(".")
+    mantissa = f"{whole[0]}.{whole[1:]}{rest}".rstrip("0.")
+    return f"{mantissa}e+{len(whole) - 1:02d}"
 
 
 def clean_label(label: str) -> str:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.schema import (
     FIGURE,
-    MANY,
     Array,
     Choice,
     Flag,
@@ -216,7 +215,7 @@ HISTORY = _record(
         "since": OrNull(TIME),
         "in_the_future": WHOLE,
         "days": Array(
-            _record({"day": TEXT, "worst": OrNull(Choice(State)), "watched_seconds": FIGURE}), MANY
+            _record({"day": TEXT, "worst": OrNull(Choice(State)), "watched_seconds": FIGURE})
         ),
         **dict.fromkeys(("entries", "runs"), Array(of(Entry, _REST))),
     }

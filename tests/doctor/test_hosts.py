@@ -18,7 +18,7 @@ from bench.processes import free_port
 from dshealthd.cli import main as cli
 from dshealthd.doctor.report import NodeReport
 from dshealthd.doctor.several_nodes import compare
-from dshealthd.doctor.ssh import HostsError, _report, examine_nodes, host_names, query
+from dshealthd.doctor.ssh import HostsError, _report, examine_nodes, host_names, query, remedy
 from dshealthd.linux.forked import Ended
 from tests.doctor.job.sshd import sshd
 
@@ -105,6 +105,18 @@ def test_how_ssh_ended(code: int, output: str, problem: str) -> None:
     """A node that could not be reached is told from one whose answer is none."""
     found = _report(Ended("n1", 1.0, value=(code, output, "x\nrefused\n")), 60.0)
     assert found.problem.startswith(problem)
+
+
+@pytest.mark.parametrize(("problem", "command"), [
+    ("Host key verification failed.", "ssh-keyscan -H n1 >> ~/.ssh/known_hosts"),
+    ("No RSA host key is known for n1", "ssh-keyscan -H n1 >> ~/.ssh/known_hosts"),
+    ("root@n1: Permission denied (publickey).", "ssh-copy-id n1"),
+    ("ssh: Could not resolve hostname n1: Name not known", "getent hosts n1"),
+    ("Connection refused", "ssh -v -o BatchMode=yes -o ConnectTimeout=5 n1 true"),
+])  # fmt: skip
+def test_what_to_do_about_an_unreachable_node(problem: str, command: str) -> None:
+    """By what ssh says."""
+    assert remedy("n1", problem) == command
 
 
 def test_a_connection_may_take_three_requests(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import contextlib
 import json
 import re
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,12 @@ from dshealthd.findings.idleness import IDLE
 from dshealthd.http import client
 from dshealthd.http.client import Client
 from dshealthd.http.exchange import Request
+from dshealthd.status.query import query_agents
 from dshealthd.status.text import _gpus
 from tests.http import impostors
 from tests.singular import ONE_OF_MANY
 from tests.status_documents import document, finding, job, rank
+from tests.waiting import PATIENT
 from tests.web.certificates import authority, certificate
 from tests.web.serving import serving
 
@@ -338,10 +341,15 @@ def test_slow_ranks_of_all_nodes_that_were_queried(capsys: pytest.CaptureFixture
 
 def test_one_headline_for_several_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     """A job is one over all nodes: steps as a range, and no hang while other ranks pause."""
-    steady = rank(work_seconds=1.99, wait_seconds=0.07, work_ratio=1.28, wait_source="torch")
+    steady = rank(work_seconds=1.99, wait_seconds=0.07, work_ratio=1.28, overdue_seconds=0.0)
     told = {
         "n1": job(world_size=2, step=154, step_highest=154, ranks=[steady | {"heartbeat": 995.0}]),
-        "n2": job(world_size=2, step=156, step_highest=156, ranks=[rank(rank=1, step=156)]),
+        "n2": job(
+            world_size=2,
+            step=156,
+            step_highest=156,
+            ranks=[rank(rank=1, step=156, overdue_seconds=90.0)],
+        ),
     }
 
     def printed() -> tuple[int, str]:
@@ -366,7 +374,7 @@ def test_one_headline_for_several_nodes(capsys: pytest.CaptureFixture[str]) -> N
         *("age", "at", "process", "step time", "own work", "wait", "factor", "overdue")
     ]
     assert cells[1][3:] == ["5 s", "forward", "running", "1 s", "1.99 s", "0.07 s", "1.28", "-"]
-    assert cells[2][3:] == ["-", "forward", "running", "1 s", "-", "-", "-", "-"]
+    assert cells[2][3:] == ["-", "forward", "running", "1 s", "-", "-", "-", "90 s"]
     hang = {"cause": "waiting", "overdue_seconds": 60.0, "culprits": [], "says": "elsewhere"}
     stall = {"cause": "checkpoint", "says": "checkpoint", "silent_seconds": 120.0}
     told["n1"] |= {"state": "paused", "stall": stall | {"hung_in_seconds": None}}
@@ -647,6 +655,24 @@ def test_members_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixtu
     file.write_text(f'[probe.members]\nhostfile = "{tmp_path}/none"\n')
     assert run("status", "--members", "--config.file", str(file)) == 3
     assert f"{tmp_path}/none" in capsys.readouterr().err
+
+
+def test_many_agents_are_queried_at_once() -> None:
+    """Thirty-two, as each takes a thread that waits."""
+    agents = [(f"n{number}", Client(Request(host="", port=1, path="/"))) for number in range(64)]
+    waiting: list[Client] = []
+    seen: list[int] = []
+    all_wait = threading.Barrier(32)
+
+    def get(agent: Client) -> Mapping[str, Any]:
+        waiting.append(agent)
+        all_wait.wait(PATIENT)
+        seen.append(len(waiting))
+        waiting.remove(agent)
+        return {"node": ""}
+
+    assert [one.name for one in query_agents(agents, get)] == [name for name, _ in agents]
+    assert max(seen) == 32
 
 
 def test_gpus_are_in_the_order_of_their_numbers() -> None:
