@@ -13,6 +13,7 @@ import pytest
 
 from dshealthd.cli import main as cli
 from dshealthd.cli import test_alert
+from dshealthd.http.exchange import Request
 from tests.http import impostors
 from tests.lab.receiver import FIRING, RESOLVED, Alert, Receiver
 from tests.lab.servers import Server, alertmanager, routes
@@ -64,6 +65,26 @@ def test_delivered(tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFix
         assert (page.receiver, page.labels["symptom"]) == ("page", "test-alert")
         assert "nothing is wrong" in page.annotations["summary"]
         assert receiver.wait(lambda: alerts(receiver, RESOLVED), 60)
+
+
+@pytest.mark.parametrize(("url", "port", "tls"), [
+    ("http://a", 80, False),
+    ("https://a", 443, True),
+    ("https://a:9093", 9093, True),
+])  # fmt: skip
+def test_where_a_server_is(
+    url: str, port: int, monkeypatch: pytest.MonkeyPatch, *, tls: bool
+) -> None:
+    """At its scheme's port, unless the URL has one."""
+    sent: list[Request] = []
+
+    def exchange(request: Request, _seconds: float, _largest: int) -> bytes:
+        sent.append(request)
+        return b"[]"
+
+    monkeypatch.setattr(test_alert, "exchange", exchange)
+    assert test_alert._get(url, "/api", "Alertmanager") == []
+    assert [(one.port, one.tls is not None) for one in sent] == [(port, tls)]
 
 
 def test_silenced(tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.documents import MAX_REASON
 from dshealthd.core.schema import (
     FIGURE,
     Array,
@@ -46,10 +47,6 @@ _MAX_CONTAINERS = MAX_DOCUMENT // 24
 has two in some 50 bytes."""
 _MAX_DEPTH = 8
 """Deepest nesting of a field that is not declared."""
-
-
-_MAX_REASON = 200
-"""Most characters of a reason, which may quote the answer."""
 TIME = Number(0, 1e11)
 """Unix time, at most that of the year 5138: clocks are wrong, but `localtime` has a range."""
 WHOLE = of(int)
@@ -261,7 +258,7 @@ def _read(body: bytes, schema: Record, kind: str) -> dict[str, Any]:
     try:
         return schema.read(found, "document")
     except SchemaError as error:
-        message = f"did not send a {kind}: {printable(str(error)[:_MAX_REASON])}"
+        message = f"did not send a {kind}: {printable(str(error)[:MAX_REASON])}"
         raise DocumentError(message) from error
 
 

@@ -82,6 +82,18 @@ async def test_a_child_gets_nothing_that_is_for_the_agent_alone(
     assert not child.PRIVATE & set(names)
 
 
+async def test_a_child_has_half_a_gibibyte(tmp_path: Path) -> None:
+    """Of private memory, ten times what the largest worker uses, unless it is given another."""
+    program = "import resource; print(resource.getrlimit(resource.RLIMIT_DATA)[0])"
+    command = [sys.executable, "-S", "-c", program]
+    with (tmp_path / "printed").open("w+", encoding="utf-8") as file:
+        for limit in ({}, {"memory": 1 << 28}):
+            started = child.spawn("a printer", command, output=file.fileno(), **limit)
+            assert await started.ends(60.0)
+        file.seek(0)
+        assert [*map(int, file)] == [1 << 29, 1 << 28]
+
+
 @pytest.mark.usefixtures("few_descriptors")
 async def test_no_descriptors_for_a_child_is_named() -> None:
     """A process out of descriptors says so, and has as many left as before."""
