@@ -293,7 +293,7 @@ class Agent:
                 yield from service.samples()
 
     def _pages(self) -> list[PageHolder]:
-        """Return the processes that have a page with heartbeats."""
+        """Return the processes that have a page with heartbeats, as a collector has found them."""
         latest = self._snapshot.get("heartbeat_pages")
         return [
             page_holder(dict(zip(sample.metric.dimensions, sample.labels, strict=True)))

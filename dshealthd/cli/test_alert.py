@@ -178,7 +178,7 @@ def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait:
 
 
 def _failed(deliveries: Iterable[tuple[str, bool]]) -> list[str]:
-    """Return the integrations that failed to deliver."""
+    """Return Alertmanager's integrations that failed to deliver the test alert."""
     return [integration for integration, is_failure in deliveries if is_failure]
 
 

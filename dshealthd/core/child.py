@@ -169,7 +169,7 @@ class Child:
         return self._popen.returncode
 
     def when_ended(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the child has ended, before `ended` is set."""
+        """Call `callback` when the child process has ended, before `ended` is set."""
         self._on_end = callback
 
     def kill(self) -> None:

@@ -240,7 +240,7 @@ class Buckets:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value."""
+        """Count one observation of a histogram."""
         self._counts[bisect.bisect_left(self._bounds, value)] += 1
         self._sum += value
 

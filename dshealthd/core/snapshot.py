@@ -142,7 +142,7 @@ class Snapshot:
         return self._latest.get(name)
 
     def expect(self, name: str, expires_after: float) -> None:
-        """Add a collector; one that is already known keeps its history."""
+        """Add a collector to the snapshot; one that is already known keeps its history."""
         if name not in self._latest:
             added = {name: Latest(name, expires_after)}
             self._latest = dict(sorted({**self._latest, **added}.items()))
@@ -152,7 +152,7 @@ class Snapshot:
         self._body.clear()
 
     def forget(self, name: str) -> None:
-        """Remove a collector."""
+        """Remove a collector from the snapshot."""
         self._latest.pop(name, None)
         self._body.clear()
 
@@ -175,7 +175,7 @@ class Snapshot:
             call()
 
     def complete(self) -> bool:
-        """Return whether every collector has a result."""
+        """Return whether the snapshot has a result of every collector."""
         return all(latest.sampled is not None for latest in self._latest.values())
 
     def samples(self, latest: Latest) -> tuple[Sample, ...]:

@@ -70,7 +70,7 @@ class Backoff:
     limit: float = 60.0
 
     def after(self, failures: int) -> float:
-        """Return the wait after this many consecutive failures."""
+        """Return the wait in seconds before a retry after this many consecutive failures."""
         return min(self.limit, self.first * 2.0 ** min(failures - 1, 16))
 
 
@@ -87,7 +87,7 @@ class Periodic:
         self._timer: asyncio.Handle = self._loop.call_soon(self._turn)
 
     def close(self) -> None:
-        """Stop calling the function."""
+        """Stop the periodic calls."""
         self._timer.cancel()
 
     def _turn(self) -> None:

@@ -37,7 +37,7 @@ def _values(values: list[float]) -> list[float | str]:
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """Return a message as one frame."""
+    """Return a message between agent and worker as one frame."""
     body = documents.dumps(message, separators=(",", ":")).encode()
     return LENGTH.pack(len(body)) + body
 
@@ -90,7 +90,7 @@ class Decoder:
         self._last: dict[str, list[tuple[Metric, tuple[str, ...]]]] = {}
 
     def unpack(self, message: Mapping[str, Any]) -> CollectionResult:
-        """Return the result in a frame.
+        """Return the collection result in a worker's frame.
 
         Raise one of `documents.MISSHAPEN` if the frame does not hold a result.
         """

@@ -84,7 +84,7 @@ class NodeContext:
 
 
 def facts(context: NodeContext) -> dict[str, str]:
-    """Return the known facts of this node."""
+    """Return this node's versions, devices and settings, which all nodes of a job must share."""
     series = context.series
     found = {"kernel": os.uname().release, "architecture": os.uname().machine}
     for point in series("gpu_driver_info"):

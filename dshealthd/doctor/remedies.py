@@ -26,7 +26,7 @@ def paste(*words: str) -> str:
 
 
 def show(path: str) -> str:
-    """Return the command that lists what is at a path."""
+    """Return the remedy that lists what is at a path."""
     return paste("ls", "-la", "--", path)
 
 

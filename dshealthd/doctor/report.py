@@ -44,7 +44,7 @@ class NodeReport:
 
     @property
     def outcome(self) -> State:
-        """The worst outcome of this node."""
+        """The worst outcome of the node's checks."""
         return self.severity if self.problem else worst(one.outcome for one in self.checks)
 
 

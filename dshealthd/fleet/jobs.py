@@ -63,7 +63,7 @@ def _turn(job: Mapping[str, Any]) -> int:
 def _by_job(
     answers: Iterable[tuple[str, Mapping[str, Any]]],
 ) -> dict[str, list[tuple[str, Mapping[str, Any]]]]:
-    """Return what each node says of each job."""
+    """Return what each member of the fleet says of each job."""
     jobs: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for node, answer in answers:
         for entry in answer["jobs"]:

@@ -154,7 +154,7 @@ class Fleet:
         return membership
 
     def _all_current(self, membership: Membership) -> bool:
-        """Return whether each member's answer counts as its state."""
+        """Return whether the answer of each member of the fleet counts as its state."""
         since = self._since(membership)
         me, _ = self._own()
         return all(

@@ -64,7 +64,7 @@ class Request:
 
     @property
     def url(self) -> str:
-        """The URL without the path, for messages."""
+        """The URL of a request without its path, for messages."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'http' if self.tls is None else 'https'}://{printable(host)}:{self.port}"
 

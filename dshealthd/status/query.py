@@ -30,7 +30,7 @@ class AgentAnswer:
 
     @property
     def state(self) -> State:
-        """The verdict; unknown if there is no answer."""
+        """The verdict of a queried agent; unknown if it does not answer."""
         return State.UNKNOWN if self.problem else State(self.document["verdict"])
 
     @property
