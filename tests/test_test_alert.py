@@ -78,7 +78,8 @@ def test_where_a_server_is(
     """At its scheme's port, unless the URL has one."""
     sent: list[Request] = []
 
-    def exchange(request: Request, _seconds: float, _largest: int) -> bytes:
+    def exchange(request: Request, seconds: float, largest: int) -> bytes:
+        assert (seconds, largest) == (5.0, 32 << 20)  # Prometheus lists a series for each node
         sent.append(request)
         return b"[]"
 

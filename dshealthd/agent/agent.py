@@ -24,6 +24,7 @@ from dshealthd.core.documents import LeftOut
 from dshealthd.core.options import ConfigError
 from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
+from dshealthd.core.state_writer import LOAD_DEADLINE
 from dshealthd.core.text import first_of
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import Evidence
@@ -51,10 +52,6 @@ if TYPE_CHECKING:
     from dshealthd.nvrx.fitness import Fitness
 
 log = logging.getLogger(__name__)
-
-STATE_DEADLINE = 2.0
-"""Seconds to create `path.state`; a hung disk must not keep the agent from serving."""
-
 
 RELOAD_DEADLINE = 10.0
 """Seconds to reload the configuration; a cold disk under load is slow."""
@@ -211,9 +208,9 @@ class Agent:
             _check_writable(place)
 
         try:
-            await background.call(make, "path.state", STATE_DEADLINE, OSError)
+            await background.call(make, "path.state", LOAD_DEADLINE, OSError)
         except OSError as error:
-            why = str(error) or f"the disk does not answer within {STATE_DEADLINE:g} s"
+            why = str(error) or f"the disk does not answer within {LOAD_DEADLINE:g} s"
             self._problems["path.state"] = f"path.state: no state will survive a restart: {why}"
             log.warning("%s", self._problems["path.state"])
 

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import documents
 from dshealthd.core.text import plural, print_lines, printable
+from dshealthd.http.client import TIMEOUT
 from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange, verifying
 from dshealthd.symptoms.entry import RULESET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-TIMEOUT = 5.0
-"""Seconds for one request and its answer."""
 MAX_ANSWER = 32 << 20
 """Most bytes of an answer: Prometheus lists a series for each node, in some 500 bytes."""
 _PORTS = {"http": 80, "https": 443}

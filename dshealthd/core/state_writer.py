@@ -42,7 +42,9 @@ HUNG = gauge(
 )
 
 LOAD_DEADLINE = 2.0
-"""Seconds to read a file, which takes some 20 ms: a hung disk must not keep the agent waiting."""
+"""Seconds to read a file, or to create the directory, which takes some 20 ms: a hung disk must not
+keep the agent from serving.
+"""
 _POLL = 0.01
 """Seconds between two checks for completion; a write takes about 20 ms."""
 _writers: weakref.WeakValueDictionary[str, LatestWriter] = weakref.WeakValueDictionary()

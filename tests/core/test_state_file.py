@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.core import state_file
+from dshealthd.core import background, state_file
 from dshealthd.core.child import StartError
 from dshealthd.core.state_writer import StateFile
 
@@ -33,6 +33,17 @@ async def test_without_a_directory_nothing_is_kept() -> None:
     file = StateFile(None, "x", 10)
     file.save("{}")
     assert await file.load() is None
+
+
+async def test_a_disk_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the file, and for how long it was waited for."""
+
+    async def call(*_call: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(background, "call", call)
+    with pytest.raises(TimeoutError, match=rf"does not answer within 2 s: '{tmp_path}/x.json'"):
+        await StateFile(tmp_path, "x", 10).load()
 
 
 @pytest.mark.timeout(10)
