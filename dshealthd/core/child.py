@@ -145,7 +145,7 @@ class ErrorPipe:
         except BlockingIOError:
             return
         *lines, self._rest = data.split(b"\n")
-        if len(self._rest) >= _LINE:
+        if len(self._rest) > _LINE:
             lines, self._rest = [*lines, self._rest], b""
         for line in lines:
             for start in range(0, max(len(line), 1), _LINE):

@@ -119,7 +119,7 @@ class Choice(Plain):
 
     def read(self, value: object, place: str) -> enum.StrEnum:
         """Return the member of the schema's enumeration."""
-        if isinstance(value, str) and value in self.values.__members__.values():
+        if value in self.values.__members__.values():
             return self.values(value)
         misfit(place, f"is not a valid {self.values.__name__}")
 

@@ -146,8 +146,6 @@ class Snapshot:
         if name not in self._latest:
             added = {name: Latest(name, expires_after)}
             self._latest = dict(sorted({**self._latest, **added}.items()))
-        elif self._latest[name].expires_after == expires_after:
-            return
         self._latest[name].expires_after = expires_after
         self._body.clear()
 

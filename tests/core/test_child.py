@@ -157,9 +157,11 @@ async def test_a_long_line_of_a_child_is_cut() -> None:
     """At the length up to which writes to a pipe are not interleaved (PIPE_BUF)."""
     lines: list[str] = []
     pipe = child.ErrorPipe(lines.append)
-    os.write(pipe.write_end, b"x" * 4096 + b"\n" + b"y" * 4097 + b"\nrest")
+    for piece in (b"x" * 4096, b"\n" + b"y" * 4097, b"z\nrest"):
+        os.write(pipe.write_end, piece)
+        pipe._read()
     pipe.close()
-    assert lines == ["x" * 4096, "y" * 4096, "y", "rest"]
+    assert lines == ["x" * 4096, "y" * 4096, "y", "z", "rest"]
 
 
 @pytest.mark.parametrize(("number", "text"), [

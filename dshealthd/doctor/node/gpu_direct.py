@@ -43,8 +43,8 @@ def parse_acs(config: bytes) -> int | None:
     `config` is its configuration space, complete.
     """
     at, kind = config[0x34], None
-    for _ in range(48):  # as many capabilities as the first 256 bytes can hold
-        if not _FIRST <= at < _EXTENDED - 4:
+    for _ in range(_FIRST):  # the first 256 bytes hold 48; more are a circle
+        if at < _FIRST:
             break
         if config[at] == _PCIE:
             kind = config[at + 2] >> 4
