@@ -52,7 +52,7 @@ _writers: weakref.WeakValueDictionary[str, LatestWriter] = weakref.WeakValueDict
 
 def samples() -> Iterator[Sample]:
     """Yield the metrics of this process's state writes."""
-    for name, writer in sorted(_writers.items()):
+    for name, writer in _writers.items():
         yield FAILED(float(writer.failures), name)
         if writer.last_success:
             yield LAST(writer.last_success, name)

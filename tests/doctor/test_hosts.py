@@ -18,7 +18,16 @@ from bench.processes import free_port
 from dshealthd.cli import main as cli
 from dshealthd.doctor.report import NodeReport
 from dshealthd.doctor.several_nodes import compare
-from dshealthd.doctor.ssh import HostsError, _report, examine_nodes, host_names, query, remedy
+from dshealthd.doctor.ssh import (
+    Answer,
+    HostsError,
+    _answer,
+    _report,
+    examine_nodes,
+    host_names,
+    query,
+    remedy,
+)
 from dshealthd.linux.forked import Ended
 from tests.doctor.job.sshd import sshd
 
@@ -117,6 +126,17 @@ def test_how_ssh_ended(code: int, output: str, problem: str) -> None:
 def test_what_to_do_about_an_unreachable_node(problem: str, command: str) -> None:
     """By what ssh says."""
     assert remedy("n1", problem) == command
+
+
+@pytest.mark.parametrize(("code", "output", "errors", "answer"), [
+    (0, "welcome\n--gpus--\n0000:1b:00.0\n0000:1c:00.0\n", "", Answer(gpus=2)),
+    (0, "--gpus--\n", "a warning\n", Answer()),  # no driver is loaded
+    (255, "", "a warning\nConnection refused\n", Answer("Connection refused")),
+    (3, "welcome\n", " \n", Answer("ssh ended with status 3")),
+])  # fmt: skip
+def test_gpus_of_a_host(code: int, output: str, errors: str, answer: Answer) -> None:
+    """Whatever a login shell prints, and why there is no answer."""
+    assert _answer(code, output, errors) == answer
 
 
 def test_a_connection_may_take_three_requests(tmp_path: Path) -> None:
