@@ -103,7 +103,7 @@ def _all(
     on_tick: Callable[[Sequence[str]], object] = lambda _running: None,
 ) -> Iterator[Ended]:
     """Run commands in parallel, each with a deadline; yield each as it ends, by its host."""
-    pool = Pool(max_answer=2 * MAX_ANSWER)
+    pool = Pool()
     try:
         for host, arguments in commands.items():
             pool.start(host, functools.partial(run, arguments=arguments), seconds)

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dshealthd.core.collector import Sample, gauge
+from dshealthd.core.collector import Reason, Sample, gauge
 from dshealthd.core.exposition import CONTENT_TYPE
-from dshealthd.core.result import CollectionOutcome, CollectionResult
+from dshealthd.core.result import CollectionOutcome, CollectionResult, failed
 from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
@@ -179,6 +179,16 @@ def test_sample_that_cannot_be_shown_costs_itself() -> None:
     assert [sample["value"] for sample in shown] == [1.0, 3.0]
     (lacking,) = document["left_out"]
     assert lacking["part"] == "sample of dshealthd_odd"
+
+
+def test_texts_of_a_status_are_bounded() -> None:
+    """Of an error of a driver or a file system, the first 500 characters are enough."""
+    snapshot = Snapshot(time.monotonic, time.time)
+    snapshot.expect("bad", 10.0)
+    snapshot.put("bad", failed(Reason.IO_ERROR, 499 * "x" + "yz"))
+    with serving(snapshot) as served:
+        (bad,) = json.loads(served.ask("/api/v1/status")[1])["collectors"]
+    assert bad["detail"] == 499 * "x" + "y"
 
 
 def test_status_is_packed_for_who_wants_it(served: Served) -> None:
