@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import errno
+import functools
 import itertools
 import logging
-import os
 import signal
 import socket
 import time
@@ -201,12 +200,7 @@ class Agent:
 
         The agent runs without it; collectors that need it report that.
         """
-        place = self._config.path.state
-
-        def make() -> None:
-            state_file.make_directory_in_child(str(place))
-            _check_writable(place)
-
+        make = functools.partial(state_file.make_directory_in_child, str(self._config.path.state))
         try:
             await background.call(make, "path.state", LOAD_DEADLINE, OSError)
         except OSError as error:
@@ -338,14 +332,6 @@ def _beside_ended(task: asyncio.Task[None]) -> None:
     """Log a defect in a task that the agent can continue without."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("%s: ended by a defect: %r", task.get_name(), error, exc_info=error)
-
-
-def _check_writable(directory: Path) -> None:
-    """Raise the OSError that creating a file in the state directory would raise. Blocks."""
-    if not os.access(directory, os.W_OK):
-        read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
-        code = errno.EROFS if read_only else errno.EACCES
-        raise OSError(code, os.strerror(code), str(directory))
 
 
 class Service(Protocol):
