@@ -23,7 +23,6 @@ from dshealthd.http import client
 from dshealthd.http.client import Client
 from dshealthd.http.exchange import Request
 from dshealthd.status.query import query_agents
-from dshealthd.status.text import _gpus
 from tests.http import impostors
 from tests.status.nodes import HEALTHY, HUNG, run, snapshot
 from tests.status_documents import document, finding, job, rank
@@ -332,11 +331,3 @@ def test_many_agents_are_queried_at_once() -> None:
 
     assert [one.name for one in query_agents(agents, get)] == [name for name, _ in agents]
     assert max(seen) == 32
-
-
-def test_gpus_are_in_the_order_of_their_numbers() -> None:
-    """Whatever an agent calls them."""
-    labels = [{"gpu": gpu} for gpu in ("10", "9", "9" * 5000, "x", "2")]
-    samples = [{"labels": of_gpu, "value": 0} for of_gpu in labels]
-    lines = [*_gpus({"metrics": {"dshealthd_gpu_up": {"samples": samples}}})]
-    assert [line.split()[1][:3] for line in lines] == ["2", "9", "x", "10", "999"]
