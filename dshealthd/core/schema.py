@@ -119,8 +119,9 @@ class Choice(Plain):
 
     def read(self, value: object, place: str) -> enum.StrEnum:
         """Return the member of the schema's enumeration."""
-        if value in self.values.__members__.values():
-            return self.values(value)
+        for member in self.values:
+            if member == value:
+                return member
         misfit(place, f"is not a valid {self.values.__name__}")
 
 

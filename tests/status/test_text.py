@@ -81,8 +81,8 @@ def test_findings_come_first() -> None:
     """With their trend and what to do; then what cannot be read, and what is watched."""
     unread = finding(severity="unknown", since=None, part="", summary="A source")
     sign = finding(severity="warning", since=998.0, hold_seconds=30.0, part="mlx5_1/1")
-    collectors = [{"name": name, "state": "ok", "detail": "", "reason": None, "faults": []}
-                  for name in "ab"]  # fmt: skip
+    read = {"state": "ok", "detail": "", "reason": None, "faults": []}
+    collectors = [read | {"name": name} for name in "ab"]
     told: dict[str, Any] = {"collectors": collectors, "watched": [sign]}
     assert lines(**told) == [
         "n1  OK  healthy so far, 2 collectors OK",
