@@ -237,7 +237,7 @@ def _deliveries(url: str) -> dict[tuple[str, bool], float]:
 
 
 def _until(look: Callable[[], Any], end: float) -> Any:
-    """Poll until `look` returns a true value or `end` passes; return its last value."""
+    """Poll a server until `look` returns a true value or `end` passes; return its last value."""
     while not (found := look()) and time.monotonic() < end:
         time.sleep(PAUSE)
     return found

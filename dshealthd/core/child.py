@@ -130,7 +130,7 @@ class ErrorPipe:
         ErrorPipe.current = self
 
     def close(self) -> None:
-        """Pass the rest to `put` and close the pipe; a child that still writes gets EPIPE."""
+        """Pass on the rest of children's errors, and close the pipe; who writes gets EPIPE."""
         asyncio.get_running_loop().remove_reader(self._read_end)
         self._read()
         if self._rest:

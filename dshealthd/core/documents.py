@@ -90,7 +90,7 @@ class LeftOut:
 
 
 def cut(text: str, most: int) -> str:
-    """Return at most so many characters of a text, without what UTF-8 cannot encode."""
+    """Return at most so many characters of a document's text, without what is no UTF-8."""
     return text[:most].encode(errors="replace").decode()
 
 

@@ -43,7 +43,7 @@ class Renderer:
         self._names: dict[tuple[Metric, tuple[str, ...]], str] = {}
 
     def render(self, samples: Iterable[Sample]) -> str:
-        """Return the families of `samples` as text, each with its HELP and TYPE, in the order of
+        """Return the exposition of `samples`: families with their HELP and TYPE, in the order of
         each family's first sample.
 
         If two samples have the same labels, the first one counts.
@@ -63,7 +63,7 @@ class Renderer:
 
 
 def render(samples: Iterable[Sample]) -> str:
-    """Return the families of `samples` as text, without a cache; see `Renderer.render`."""
+    """Return the exposition of `samples`, without a cache; see `Renderer.render`."""
     return Renderer().render(samples)
 
 
@@ -186,7 +186,7 @@ def chooser(selectors: Iterable[Selector]) -> Callable[[Sample], bool]:
     resolved: dict[str, list[list[tuple[int, Matcher]]] | bool] = {}
 
     def resolve(metric: Metric) -> list[list[tuple[int, Matcher]]] | bool:
-        """Return the places of the labels that count; a bool if none does."""
+        """Return the places of the labels that selectors match; a bool if they match none."""
         found = [
             [
                 (metric.dimensions.index(matcher.label), matcher)

@@ -70,7 +70,7 @@ class Latest:
     """The samples of this result as encoded text, for the same ones."""
 
     def expired(self, now: float) -> bool:
-        """Return whether the samples are too old to be shown."""
+        """Return whether the collector's last samples are too old to be shown."""
         return (
             self.sampled is not None
             and self.result.outcome is CollectionOutcome.OK
@@ -155,7 +155,7 @@ class Snapshot:
         self._body.clear()
 
     def put(self, name: str, result: CollectionResult) -> None:
-        """Replace a collector's result, and count its failures."""
+        """Replace a collector's result in the snapshot, and count its failures."""
         latest = self._latest[name]
         before, latest.result = latest.result, result
         latest.sampled = self._monotonic()

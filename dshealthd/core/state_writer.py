@@ -98,15 +98,15 @@ class LatestWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether a write is running or waiting."""
+        """Whether a write of the state file is running or waiting."""
         return self._running
 
     def hung_for(self) -> float:
-        """Return the age of the write in progress in seconds; 0 if there is none."""
+        """Return the age in seconds of the state's write in progress; 0 if there is none."""
         return time.monotonic() - self._began if self._running else 0.0
 
     def put(self, content: bytes) -> None:
-        """Queue this content, replacing a waiting one. Raise StartError if no thread starts."""
+        """Queue this state, replacing a waiting one. Raise StartError if no thread starts."""
         with self._lock:
             self._next = content
             # The running thread takes it when it is done, under the same lock, so it cannot end
@@ -125,7 +125,7 @@ class LatestWriter:
             raise
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all content is written; False if it is not within `seconds`."""
+        """Wait until all state of the file is written; False if it is not within `seconds`."""
         return self._idle.wait(seconds)
 
     def _run(self) -> None:
@@ -166,8 +166,8 @@ class StateFile:
             self._writer = LatestWriter(write, name)
 
     async def load(self) -> Any:
-        """Return the file's document, None without a file. SchemaError, or an OSError that says why
-        it cannot be read.
+        """Return the state file's document, None without a file. SchemaError, or an OSError that says
+        why it cannot be read.
         """
         if not self.place:
             return None
@@ -178,7 +178,7 @@ class StateFile:
             return None
 
     async def set_aside(self) -> None:
-        """Rename the file, whose content is invalid, to `*.bad`. OSError."""
+        """Rename the state file, whose content is invalid, to `*.bad`. OSError."""
         await self._call(functools.partial(state_file.set_aside_in_child, self.place))
 
     async def _call(self, function: Callable[[], T]) -> T:
@@ -190,7 +190,7 @@ class StateFile:
             raise TimeoutError(errno.ETIMEDOUT, why, self.place) from error
 
     def save(self, content: str) -> None:
-        """Write this content in the background, in place of what waits for its turn."""
+        """Write this state in the background, in place of what waits for its turn."""
         try:
             if self._writer is not None:
                 self._writer.put(content.encode())

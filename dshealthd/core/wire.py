@@ -28,7 +28,7 @@ MAX_FRAME = 16 << 20
 
 
 def _values(values: list[float]) -> list[float | str]:
-    """Return values for JSON, which has no NaN and no infinity; `float` reads both forms."""
+    """Return samples' values for JSON, which has no NaN nor infinity; `float` reads both forms."""
     return (
         [*values]
         if all(map(math.isfinite, values))
@@ -43,7 +43,7 @@ def pack(message: Mapping[str, Any]) -> bytes:
 
 
 def frames(channel: socket.socket) -> Iterator[dict[str, Any]]:
-    """Yield the messages that arrive on a blocking socket, until the other end closes it."""
+    """Yield the messages in frames from a blocking socket, until the other end closes it."""
     stream = channel.makefile("rb")
     while head := stream.read(LENGTH.size):
         yield json.loads(stream.read(LENGTH.unpack(head)[0]))

@@ -21,7 +21,7 @@ _COMMON = frozenset({"type", "enabled", "device", "nvme_path", "ratio", "stages"
 
 
 def paste(*words: str) -> str:
-    """Return the command made of these words; empty if one of them is not printable."""
+    """Return the remedy, a command of these words; empty if one of them is not printable."""
     return shlex.join(words) if all(word.isprintable() for word in words) else ""
 
 

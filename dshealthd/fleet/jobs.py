@@ -46,7 +46,7 @@ def merge_jobs(
 
 
 def shown_jobs(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the jobs that are shown of all, which are in the order of `merged`: the troubled ones,
+    """Return the jobs that `/fleet` shows of all, in the order of `merge_jobs`: the troubled ones,
     and some that are well.
     """
     troubled = sum(_turn(job) <= len(_TROUBLED) for job in jobs)

@@ -82,7 +82,7 @@ class Evictable(Protocol):
     """A connection that can be evicted."""
 
     def evict(self) -> None:
-        """Close the connection at once, whatever it is doing, and return its place to the gate."""
+        """Close the connection at once, whatever it is doing, and return its place."""
 
 
 class ConnectionLimiter:
@@ -120,7 +120,7 @@ class ConnectionLimiter:
         self.refused: Counter[CloseReason] = Counter(dict.fromkeys(CloseReason, 0))
 
     def keep_descriptors(self) -> None:
-        """Lower the limit to fit the limit on open files.
+        """Lower the limit on connections to fit that on open files.
 
         So a flood of connections does not take the collectors' descriptors.
         """
