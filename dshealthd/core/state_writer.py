@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import functools
 import logging
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dshealthd.core import background, schema, state_file
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import counter, gauge
+from dshealthd.core.timing import holds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,8 +45,6 @@ LOAD_DEADLINE = 2.0
 """Seconds to read a file, or to create the directory, which takes some 20 ms: a hung disk must not
 keep the agent from serving.
 """
-_POLL = 0.01
-"""Seconds between two checks for completion; a write takes about 20 ms."""
 _writers: weakref.WeakValueDictionary[str, LatestWriter] = weakref.WeakValueDictionary()
 
 
@@ -61,12 +59,12 @@ def samples() -> Iterator[Sample]:
 
 async def wait_until_written(seconds: float) -> list[str]:
     """Wait at most `seconds` until all state is written; return the names of unwritten files."""
-    end = time.monotonic() + seconds
-    while True:
-        busy = [name for name, writer in _writers.items() if writer.busy]
-        if not busy or time.monotonic() >= end:
-            return busy
-        await asyncio.sleep(_POLL)
+
+    def busy() -> list[str]:
+        return [name for name, writer in _writers.items() if writer.busy]
+
+    await holds(lambda: not busy(), seconds)
+    return busy()
 
 
 class LatestWriter:
@@ -166,8 +164,8 @@ class StateFile:
             self._writer = LatestWriter(write, name)
 
     async def load(self) -> Any:
-        """Return the state file's document, None without a file. SchemaError, or an OSError that says
-        why it cannot be read.
+        """Return the state file's document, None without a file. SchemaError, or an OSError that
+        says why it cannot be read.
         """
         if not self.place:
             return None

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MOMENT = 0.02
 """Seconds after a deadline for reading data that has already arrived."""
+POLL = 0.01
+"""Seconds between two looks at what no event tells, such as a write of 20 ms."""
 
 
 @contextlib.asynccontextmanager
@@ -44,6 +46,15 @@ async def happens(event: asyncio.Event, seconds: float | None) -> bool:
         async with time_limit(seconds):
             await event.wait()
     return event.is_set()
+
+
+async def holds(condition: Callable[[], object], seconds: float) -> bool:
+    """Wait for a condition that no event tells; False if it does not hold within `seconds`."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while not condition():  # noqa: ASYNC110 - no event tells it
+                await asyncio.sleep(POLL)
+    return bool(condition())
 
 
 def next_due(now: float, interval: float) -> float:

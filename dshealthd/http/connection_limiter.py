@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import enum
 import ipaddress
 import logging
@@ -14,6 +12,7 @@ from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from dshealthd.core.collector import counter, gauge
+from dshealthd.core.timing import holds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,11 +136,8 @@ class ConnectionLimiter:
 
     async def emptied(self, seconds: float) -> None:
         """Wait until no connection is left, for at most `seconds`."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                # a transport closes its socket in a later turn of the loop
-                while self.total:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+        # A transport closes its socket in a later turn of the loop.
+        await holds(lambda: not self.total, seconds)
 
     def admit(self, client: str) -> bool:
         """Admit and count a connection of `client`, or count its refusal and return False."""
