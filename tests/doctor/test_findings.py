@@ -1,4 +1,4 @@
-"""Checks that could not look, and do not say ok."""
+"""Checks that show findings: where they could not look, they do not say ok."""
 
 from __future__ import annotations
 
