@@ -114,3 +114,14 @@ def test_gate_forgets_clients_that_have_gone() -> None:
         assert not gate.admit(f"192.0.2.{number}")
         gate.release(f"192.0.2.{number}")
     assert (gate.total, len(gate._open)) == (0, 0)
+
+
+@pytest.mark.parametrize(("files", "limit"), [(1024, 100), (152, 100), (151, 99), (40, 1)])
+def test_descriptors_that_are_kept(files: int, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the twenty that are open, 32 are for the collectors and their workers."""
+    limits = SimpleNamespace(getrlimit=lambda _: (files, files), RLIMIT_NOFILE=0)
+    monkeypatch.setattr(connection_limiter, "resource", limits)
+    monkeypatch.setattr(connection_limiter, "os", SimpleNamespace(listdir=lambda _: range(20)))
+    gate = ConnectionLimiter(limit=100, limit_per_address=1)
+    gate.keep_descriptors()
+    assert gate.limit == limit
