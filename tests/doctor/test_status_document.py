@@ -6,7 +6,9 @@ import dataclasses
 import subprocess
 import sys
 
-from dshealthd.doctor.status_document import _hurried, status_document
+import pytest
+
+from dshealthd.doctor.status_document import DEADLINE, _hurried, status_document
 from dshealthd.http.client import Access
 from tests.doctor.looks import look
 
@@ -38,7 +40,10 @@ def test_an_agent_that_hangs() -> None:
 
 
 def test_sources_have_little_time() -> None:
-    """Each has three seconds at most, as somebody waits; those that need less keep their own."""
+    """Each has three seconds at most, as somebody waits; those that need less keep their own. The
+    agent has 1.5, and all of it takes ten.
+    """
+    assert pytest.approx(10.0) == DEADLINE
     deadlines = {
         name: (options.deadline, hurried.deadline)
         for name, options in look().config.collectors.items()
