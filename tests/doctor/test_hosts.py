@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import socket
 import sys
 import time
@@ -27,6 +28,7 @@ from dshealthd.doctor.ssh import (
     host_names,
     query,
     remedy,
+    run,
 )
 from dshealthd.linux.forked import Ended
 from tests.doctor.job.sshd import sshd
@@ -102,6 +104,14 @@ def test_what_a_node_sends_is_not_trusted(ssh: Path) -> None:
         assert found.outcome.value == "unknown", remote
         assert word in found.problem
         assert found.problem.isprintable()
+
+
+def test_what_a_node_sends_is_bounded() -> None:
+    """A mebibyte, after which it is ended, and of its errors 64 KiB."""
+    code, output, _ = run(lambda *_: None, ["yes"])
+    assert (code, len(output)) == (-signal.SIGKILL, (1 << 20) + 1)
+    _, _, errors = run(lambda *_: None, ["sh", "-c", "head -c 70000 /dev/zero >&2"])
+    assert len(errors) == 1 << 16
 
 
 @pytest.mark.parametrize(("code", "output", "problem"), [
