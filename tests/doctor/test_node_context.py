@@ -78,7 +78,9 @@ def test_gpus_are_on_the_bus_or_in_nvml(
 ) -> None:
     """Either shows that the node has some."""
     counts = {"gpus_expected": expected, "gpus_visible": visible}
-    known = {name: [({}, count)] for name, count in counts.items() if count is not None}
+    known: dict[str, Any] = {
+        name: [({}, count)] for name, count in counts.items() if count is not None
+    }
     assert context(**known).has_gpus is has
     assert not context(**known).has_infiniband
     assert context(infiniband_port_up=[(PORT, 0)]).has_infiniband

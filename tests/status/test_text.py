@@ -81,7 +81,7 @@ def test_findings_come_first() -> None:
     """With their trend and what to do; then what cannot be read, and what is watched."""
     unread = finding(severity="unknown", since=None, part="", summary="A source")
     sign = finding(severity="warning", since=998.0, hold_seconds=30.0, part="mlx5_1/1")
-    read = {"state": "ok", "detail": "", "reason": None, "faults": []}
+    read: dict[str, Any] = {"state": "ok", "detail": "", "reason": None, "faults": []}
     collectors = [read | {"name": name} for name in "ab"]
     told: dict[str, Any] = {"collectors": collectors, "watched": [sign]}
     assert lines(**told) == [
