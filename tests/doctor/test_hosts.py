@@ -193,5 +193,7 @@ def test_what_most_nodes_have_is_expected() -> None:
         most = [NodeReport(f"m{number}", facts={"driver": "6"}) for number in range(others + 1)]
         (named,) = compare([*odd, *most])
         assert f"n0, n1, n2, n3, {more} is 5" in named.results[0].text
+    (several,) = compare([NodeReport(f"n{n}", facts={"x": x}) for n, x in enumerate("33321")])
+    assert [one.value for one in several.results] == ["1", "2"]
     (same,) = compare([NodeReport("a", facts=usual), NodeReport("b", facts=usual)])
     assert same.outcome.value == "ok"

@@ -198,6 +198,7 @@ def test_one_headline_for_several_nodes(capsys: pytest.CaptureFixture[str]) -> N
     ]
     assert cells[1][3:] == ["5 s", "forward", "running", "1 s", "1.99 s", "0.07 s", "1.28", "-"]
     assert cells[2][3:] == ["-", "forward", "running", "1 s", "-", "-", "-", "90 s"]
+    assert heads.index("overdue") == first.index("-", first.index("1.28")) == second.index("90 s")
     hang = {"cause": "waiting", "overdue_seconds": 60.0, "culprits": [], "says": "elsewhere"}
     stall = {"cause": "checkpoint", "says": "checkpoint", "silent_seconds": 120.0}
     told["n1"] |= {"state": "paused", "stall": stall | {"hung_in_seconds": None}}
