@@ -107,9 +107,12 @@ def test_what_a_node_sends_is_not_trusted(ssh: Path) -> None:
 
 
 def test_what_a_node_sends_is_bounded() -> None:
-    """A mebibyte, after which it is ended."""
+    """A mebibyte, after which it is ended; of its errors, too, which keep no output waiting."""
     code, output, _ = run(lambda *_: None, ["yes"])
     assert (code, len(output)) == (-signal.SIGKILL, (1 << 20) + 1)
+    chatty = ["sh", "-c", "head -c 100000 /dev/zero >&2; echo well"]
+    code, output, errors = run(lambda *_: None, chatty)
+    assert (code, output, len(errors)) == (0, "well\n", 100_000)
 
 
 @pytest.mark.parametrize(("code", "output", "problem"), [
