@@ -7,6 +7,7 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +87,22 @@ def test_where_a_server_is(
     monkeypatch.setattr(test_alert, "exchange", exchange)
     assert test_alert._get(url, "/api", "Alertmanager") == []
     assert [(one.port, one.tls is not None) for one in sent] == [(port, tls)]
+
+
+@pytest.mark.parametrize(("comes", "found", "ends"), [(3, "it", 1.0), (9, "", 2.0)])
+def test_a_server_is_polled_twice_a_second(
+    comes: int, found: str, ends: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it has what is awaited, or for two seconds here."""
+    now, looks = [0.0], iter(range(1, 100))
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(test_alert, "time", clock)
+    assert test_alert._until(lambda: "it" if next(looks) == comes else "", 2.0) == found
+    assert now == [ends]
 
 
 def test_silenced(tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]) -> None:
