@@ -49,3 +49,27 @@ async def test_what_is_told_of_a_write(
     assert baselines.changed is bool(said)
     assert bool(written) is (disk == "well")
     going_on.set()
+
+
+@pytest.mark.parametrize(("error", "said"), [
+    (ValueError("no baselines"), "no baselines"),
+    (OverflowError("too large"), "too large"),
+    (PermissionError("not for you"), "not for you"),
+    (TimeoutError(), "no answer within 60 s"),
+])  # fmt: skip
+async def test_baselines_that_cannot_be_read(
+    error: Exception, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They start from scratch, which is said with the reason; without a file there are none."""
+
+    def load(file: str) -> None:
+        files.append(file)
+        raise error
+
+    files: list[str] = []
+    baselines: Any = SimpleNamespace(load=load)
+    for file in (None, "/state/baselines"):
+        holder: Any = SimpleNamespace(_file=file)
+        await ProbeService._load(holder, baselines)
+    assert files == ["/state/baselines"]
+    assert caplog.messages == [f"probe: baselines start from scratch: {said}"]
