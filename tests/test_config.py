@@ -10,7 +10,7 @@ import pytest
 
 from dshealthd.config import config, registry
 from dshealthd.config.config import Config
-from dshealthd.core.options import Bytes, ConfigError, Duration, Errors, decode, encode
+from dshealthd.core.options import ConfigError, Errors
 from dshealthd.core.sockets import listen_address
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.slurm.options import SlurmOptions
@@ -139,55 +139,10 @@ def test_reference_file_is_complete_and_means_the_defaults() -> None:
     assert set(document["collectors"]) == set(registry.all_collectors())
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("250ms", 0.25),
-        ("5s", 5),
-        ("1m30s", 90),
-        ("2h", 7200),
-        ("1h1m1s1ms", 3661.001),
-        ("2d", 172_800),
-    ],
-)
-def test_durations(text: str, seconds: float) -> None:
-    """Durations are written as in Prometheus."""
-    assert Duration.parse(text) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("512", 512),
-        ("64KiB", 65536),
-        ("1GB", 10**9),
-        ("1g", 2**30),
-        ("2 MiB", 2**21),
-        ("3TiB", 3 * 2**40),
-        ("7B", 7),
-    ],
-)
-def test_sizes(text: str, number: int) -> None:
-    """Sizes may be written with a unit, decimal with B and binary with iB or a bare letter."""
-    assert Bytes.parse(text) == number
-    assert Bytes.parse(str(Bytes.parse(text))) == number
-
-
 def test_level_warn_is_warning(tmp_path: Path) -> None:
     """The short name that other tools have for a level means the same."""
     (tmp_path / "c.toml").write_text("[log]\nlevel = 'warn'\n", encoding="utf-8")
     assert config.load(tmp_path / "c.toml").log.level == "warning"
-
-
-def test_options_survive_the_way_to_a_worker() -> None:
-    """What a worker decodes is what the agent has. The options of every collector are equal after
-    encoding and decoding.
-    """
-    for name, kind in registry.all_collectors().items():
-        errors = Errors()
-        options = config.load(None).collectors[name]
-        assert decode(kind.Options, encode(options), name, errors) == options
-        assert not errors
 
 
 def test_listen_addresses() -> None:
