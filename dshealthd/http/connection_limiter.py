@@ -245,8 +245,8 @@ class ConnectionLimiter:
 
     def _wake(self, client: str, connection: Evictable) -> None:
         """Forget the state of a connection of `client`; it has one at most."""
-        if self._awaiting.pop(connection, None) or self._answering.pop(connection, None):
-            return
+        self._awaiting.pop(connection, None)
+        self._answering.pop(connection, None)
         idle = self._idle.get(client, {})
         idle.pop(connection, None)
         if not idle:
