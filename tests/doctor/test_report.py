@@ -65,7 +65,8 @@ def report(*results: Result, problem: str = "") -> Report:
 )
 def test_exit_status(results: tuple[Result, ...], problem: str, status: int) -> None:
     """0 ok, 1 warning, 2 critical, 3 unknown, as Nagios has it; the worst counts."""
-    assert report(*results, problem=problem).exit == status
+    made = report(*results, problem=problem)
+    assert (made.exit, made.document()["nodes"][0]["problem"]) == (status, problem or None)
     assert sorted(EXIT.values()) == [0, 1, 2, 3]
 
 

@@ -61,7 +61,10 @@ def test_an_attempt_is_merged_of_all_its_nodes() -> None:
     entries = [
         attempt(
             begin=START + at, end=START + 10 + at, value=100.0 - at,
-            card={"first_step": 5 - at, "step_seconds": [1.0 + at, 9.0], "memory_peak_bytes": at},
+            card={
+                "again": at == 1, "first_step": 5 - at,
+                "step_seconds": [1.0 + at, 9.0], "memory_peak_bytes": at,
+            },
         )
         for at in (2, 1)
     ]  # fmt: skip
@@ -77,7 +80,7 @@ def test_an_attempt_is_merged_of_all_its_nodes() -> None:
     assert (found["begin"], found["end"]) == (START + 1, START + 12)
     assert (found["first_step"], found["step"]) == (3, 98.0)
     assert (found["step_seconds"], found["memory_peak_bytes"]) == ([3.0, 9.0], 2)
-    assert (found["ranks"], found["nodes"]) == (4, ["n0", "n1"])
+    assert (found["ranks"], found["nodes"], found["again"]) == (4, ["n0", "n1"], True)
     entries[1].end = None
     assert merged()["end"] is None
 
