@@ -240,6 +240,9 @@ def test_agent_that_has_just_started_knows_of_no_jobs(capsys: pytest.CaptureFixt
         said = capsys.readouterr().out
         assert text in said
         assert "no training jobs" not in said
+    with impostors.serving(impostors.saying(json.dumps(document()))) as port:
+        assert run("jobs", f"127.0.0.1:{port}", "127.0.0.1:1") == 3
+    assert "no training jobs" in capsys.readouterr().out, "as far as agents answer"
 
 
 def test_one_job_of_two_is_hung(capsys: pytest.CaptureFixture[str]) -> None:
