@@ -87,7 +87,7 @@ def shown(document: Any) -> Iterator[str]:
 
 
 def selectors(expression: str) -> Iterator[promql_parser.VectorSelector]:
-    """Yield the selectors of an expression."""
+    """Yield the selectors of a PromQL expression."""
     left = [promql_parser.parse(expression)]
     while left:
         node = left.pop()
@@ -139,7 +139,7 @@ def _series(metric: Metric) -> tuple[str, ...]:
 
 
 def documents() -> dict[Path, str]:
-    """Return the text of each generated file."""
+    """Return the text of each generated file: the tier's selectors, and their names."""
     chosen = tier(expressions())
     metrics = all_metrics()
     names = {name for selector in chosen for name in _series(metrics[selector.family])}

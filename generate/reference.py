@@ -213,7 +213,7 @@ def _options(schema: type[Any]) -> Iterator[str]:
 
 
 def _type(hint: Any) -> str:
-    """Return a description of a type's values in TOML."""
+    """Return a description of an option's values in TOML, by its type."""
     if typing.get_origin(hint) is tuple:
         return f"array of {_type(typing.get_args(hint)[0])}s"
     if typing.get_origin(hint) is typing.Literal:

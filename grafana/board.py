@@ -84,7 +84,7 @@ def choice(
     everything: str | None = None,
     hidden: bool = False,
 ) -> dashboard.VariableModel:
-    """Return a variable with the values that a query finds.
+    """Return a dashboard's variable with the values that a query finds.
 
     `everything` is the expression for "All": "" for a list of all values, None for no such choice.
     """

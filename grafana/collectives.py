@@ -21,7 +21,7 @@ LEGEND = "{{training_job}} {{operation}} {{size}} ranks {{message}}"
 
 
 def panels() -> list[dashboard.Panel]:
-    """Return the panels."""
+    """Return the panels about the collectives of training jobs."""
     place = "cluster, training_job, rank, host, gpu"
     bandwidth = "dshealthd_job_nccl_bus_bandwidth_bytes_per_second{@jobs}"
     of_gpu = f"min by ({OPERATION}, node, uuid) ({bandwidth})"

@@ -21,7 +21,7 @@ DOMAIN = "cluster, domain, clique"
 
 
 def board_rows(source: Source) -> list[Row]:
-    """Return the rows."""
+    """Return the rows about InfiniBand, NVLink, PCIe and Ethernet in the fleet."""
     return [
         Row(title="InfiniBand and RoCE", panels=_infiniband(source)),
         Row(title="NVLink and PCIe", panels=_nvlink(source)),

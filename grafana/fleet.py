@@ -29,7 +29,7 @@ SEVERITY = "max by (cluster, node) (dshealthd:node:severity{@rules} or 3 + 0 * (
 
 
 def board(source: Source) -> Board:
-    """Return the dashboard."""
+    """Return the dashboard *Fleet*."""
     return Board(
         uid="dshealthd-fleet",
         title="dshealthd / Fleet",

@@ -36,7 +36,7 @@ BAD_LINKS = f"""(topk({ROWS}, {LINK_ERRORS} > 0) or max by (gpu, link) (dshealth
 
 
 def board_rows(source: Source) -> list[Row]:
-    """Return the rows."""
+    """Return the rows about a node's GPUs and their links."""
     return [
         Row(title="GPUs", panels=[_table(source), *_vital(source)]),
         Row(title="GPU memory errors and Xids", panels=_errors(source)),

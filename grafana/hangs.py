@@ -33,7 +33,7 @@ _PHASES = {"training": 0, "evaluation": 4, "checkpoint": 5, "compile": 6, "other
 
 
 def panels() -> list[dashboard.Panel]:
-    """Return the panels."""
+    """Return the panels about hung jobs and their culprits."""
     cause = "cluster, training_job, node, rank, gpu, part, peer, class, reason"
     overdue = f"max by ({RANK}) (dshealthd_job_overdue_seconds{{@jobs}})"
     ended = "cluster, training_job, node, rank, how"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def board_rows(source: Source) -> list[Row]:
-    """Return the rows."""
+    """Return the rows about a node's host: memory, sockets, storage, the agent."""
     return [
         Row(title="InfiniBand and network", panels=ports.panels(source), closed=True),
         Row(title="Memory, CPU, kernel", panels=_kernel(source), closed=True),

@@ -25,7 +25,7 @@ ANY: Steps = ((None, GREEN), (1, RED))
 
 
 def board(source: Source) -> Board:
-    """Return the dashboard."""
+    """Return the dashboard *Jobs*."""
     return Board(
         uid="dshealthd-jobs",
         title="dshealthd / Jobs",

@@ -34,7 +34,7 @@ class Limits:
 
     @property
     def names(self) -> frozenset[str]:
-        """Return the names of all thresholds."""
+        """Return the names of all thresholds of the alert rules."""
         return frozenset(self._values)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def panels(source: Source) -> list[dashboard.Panel]:
-    """Return the panels."""
+    """Return the panels about members of the probes, their clocks and disagreements."""
     clocks = 'dshealthd_probe_clock_offset_seconds{@nodes,statistic="median"}'
     bad = ((None, GREEN), (1, ORANGE))
     return [

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def board(source: Source) -> Board:
-    """Return the dashboard."""
+    """Return the dashboard *Node*."""
     return Board(
         uid="dshealthd-node",
         title="dshealthd / Node",

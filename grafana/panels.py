@@ -237,7 +237,7 @@ def panel(
 def target(
     expr: str, ref: str = "A", *, legend: str = "", instant: bool = False, labels: bool = False
 ) -> prometheus.Dataquery:
-    """Return a query named `ref`.
+    """Return a panel's query named `ref`.
 
     `instant` queries only the end of the time shown; `labels` become fields of their own.
     """
@@ -269,7 +269,7 @@ def _field(
 
 
 def thresholds(steps: Steps) -> dashboard.ThresholdsConfig:
-    """Return colors by value."""
+    """Return a panel's colors by value."""
     first = [] if steps[0][0] is None else [dashboard.Threshold(value=None, color=GREEN)]
     found = [dashboard.Threshold(value=value, color=color) for value, color in steps]
     return dashboard.ThresholdsConfig(
@@ -278,7 +278,7 @@ def thresholds(steps: Steps) -> dashboard.ThresholdsConfig:
 
 
 def value_map(states: States) -> dashboard.ValueMap:
-    """Return texts and colors of single values."""
+    """Return a panel's texts and colors of single values."""
     return dashboard.ValueMap(
         options={
             str(key): dashboard.ValueMappingResult(text=text, color=color, index=index)

@@ -20,7 +20,7 @@ PORT = "{{device}} port {{port}}"
 
 
 def panels(source: Source) -> list[dashboard.Panel]:
-    """Return the panels."""
+    """Return the panels about a node's ports and its paths to other nodes."""
     limits = source.limits
     return [
         timeline(

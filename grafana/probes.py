@@ -27,7 +27,7 @@ RATIO = 'dshealthd:node:probe_bus_bandwidth:ratio{@rules,node=~"$node"}'
 
 
 def board(source: Source) -> Board:
-    """Return the dashboard."""
+    """Return the dashboard *Probes and fabric*."""
     return Board(
         uid="dshealthd-probes",
         title="dshealthd / Probes and fabric",

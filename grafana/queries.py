@@ -32,7 +32,7 @@ _SCOPE = re.compile(r"@(?:fleet|nodes|node|gpus|jobs|of_jobs|rules|alerts)\b")
 
 
 def promql(text: str) -> str:
-    """Return an expression on one line, with its scopes expanded."""
+    """Return a PromQL expression on one line, with its scopes expanded."""
     return _SCOPE.sub(lambda match: SCOPES[match[0]], " ".join(text.split()))
 
 

@@ -24,7 +24,7 @@ LEGEND = "{{training_job}} {{rank}} {{node}}"
 
 
 def panels(source: Source) -> list[dashboard.Panel]:
-    """Return the panels about time."""
+    """Return the panels about the time of ranks' steps."""
     seconds = f"max by ({RANK}) (dshealthd_job_step_seconds{{@jobs}})"
     ratio = f"""{seconds} / on ({JOB}) group_left () quantile by ({JOB}) (0.5,
     dshealthd_job_step_seconds{{@jobs}})"""
@@ -115,7 +115,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
 
 
 def health() -> list[dashboard.Panel]:
-    """Return the panels about loss and memory."""
+    """Return the panels about the loss of ranks and their memory."""
     reserved = 'dshealthd_job_memory_bytes{@jobs,type="reserved"}'
     return [
         rows(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def panels(source: Source) -> list[dashboard.Panel]:
-    """Return the panels."""
+    """Return the panels about what the nodes of the fleet find."""
     found = "dshealthd_finding{@fleet}"
     of_leaves = 'dshealthd_finding{@fleet,leaf!=""}'
     limits = source.limits

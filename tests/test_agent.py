@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from bench.processes import free_port
-from dshealthd.agent.agent import Agent
+from dshealthd.agent.agent import Agent, _beside_ended
 from dshealthd.collectors.job_activity import FILES
 from dshealthd.config import config
+from dshealthd.core import background
 from dshealthd.core.result import CollectionOutcome, CollectionResult
 from tests.agents import RunningAgent, running, seconds_to_end
 from tests.findings.test_judge import Node, loaded
@@ -68,6 +69,41 @@ def test_agent_that_has_read_nothing_knows_nothing(tmp_path: Path) -> None:
     assert (fit.status, fit.text) == (503, "unknown: no collector runs\n")
     document = json.loads(agent._server.status())
     assert (document["ready"], document["verdict"]) == (False, "unknown")
+
+
+async def test_what_runs_beside_may_end(caplog: pytest.LogCaptureFixture) -> None:
+    """The agent goes on without it; only an end by a defect is logged."""
+
+    async def ending(seconds: float) -> None:
+        await asyncio.sleep(1 / seconds)
+
+    tasks = [
+        asyncio.create_task(ending(seconds), name=f"task {seconds}") for seconds in (0, 1e9, 1e-9)
+    ]
+    for task in tasks:
+        task.add_done_callback(_beside_ended)
+    await asyncio.wait(tasks[:2])
+    tasks[2].cancel()
+    await asyncio.wait(tasks)
+    assert caplog.messages == ["task 0: ended by a defect: ZeroDivisionError('division by zero')"]
+
+
+async def test_a_disk_that_hangs_does_not_keep_the_agent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It says so in its status line, and goes on without state and with its configuration."""
+
+    async def call(*_call: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(background, "call", call)
+    agent = Agent(config.load(None), tmp_path, {})
+    await agent._make_state_directory()
+    await agent._reload()
+    assert [*agent._problems.values()] == [
+        "path.state: no state will survive a restart: the disk does not answer within 2 s",
+        "configuration not reloaded: the disk does not answer within 10 s",
+    ]
 
 
 def test_first_answer_has_what_an_earlier_agent_found(tmp_path: Path) -> None:

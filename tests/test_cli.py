@@ -19,7 +19,8 @@ from dshealthd.cli import commands, warnings
 from dshealthd.cli import main as cli
 from dshealthd.cli.arguments import Command
 from dshealthd.config import config, registry
-from dshealthd.config.flags import tables_of_flags
+from dshealthd.config.flags import default_text, tables_of_flags
+from dshealthd.core.options import Duration
 from tests.command_line import dshealthd
 
 
@@ -220,6 +221,18 @@ def test_flags_have_the_type_of_their_option(
     found = tables_of_flags(commands.parser().parse_args(["run", *flags]))
     assert found == table
     config.load(None, found)
+
+
+@pytest.mark.parametrize(("default", "text"), [
+    *((nothing, "none") for nothing in (None, "", ())),
+    (False, "false"),
+    (0, "0"),
+    (("a", "b"), "a,b"),
+    (Duration(90), "90s"),
+])  # fmt: skip
+def test_defaults_are_as_a_user_types_them(default: object, text: str) -> None:
+    """In the help of a flag."""
+    assert default_text(default) == text
 
 
 def test_check_config_warns_of_what_is_missing(tmp_path: Path) -> None:

@@ -67,7 +67,6 @@ ONE_WAY: dict[str, tuple[set[str], re.Pattern[str], dict[str, str]]] = {
         AGENT,
         {
             "core/timing.py": "itself",
-            "http/connection_limiter.py": "waits for our own connections",
             "probe/service.py": "a pause that something may end early",
             "probe/slots.py": "a pause that something may end early",
             "probe/workers/session.py": "its end is moved while a stage makes progress",

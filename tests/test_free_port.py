@@ -47,6 +47,7 @@ def test_ephemeral_ports_are_left_out_unless_reserved(tmp_path: Path) -> None:
     host = settings(tmp_path, "29510\t60999", "29515,29520-29521")
     assert sorted(candidates(host, 29508, 29521)) == [29508, 29509, 29515, 29520, 29521]
     assert candidates(host, 10061, 10061 + 2) == [10063]
+    assert candidates(host, 28028, 28029) == [28029]
     with pytest.raises(NoPort, match=r"29530-29540.*ephemeral range 29510-60999.*sysctl"):
         candidates(host, 29530, 29540)
 

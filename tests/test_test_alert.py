@@ -7,12 +7,14 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dshealthd.cli import main as cli
 from dshealthd.cli import test_alert
+from dshealthd.http.exchange import Request
 from tests.http import impostors
 from tests.lab.receiver import FIRING, RESOLVED, Alert, Receiver
 from tests.lab.servers import Server, alertmanager, routes
@@ -64,6 +66,43 @@ def test_delivered(tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFix
         assert (page.receiver, page.labels["symptom"]) == ("page", "test-alert")
         assert "nothing is wrong" in page.annotations["summary"]
         assert receiver.wait(lambda: alerts(receiver, RESOLVED), 60)
+
+
+@pytest.mark.parametrize(("url", "port", "tls"), [
+    ("http://a", 80, False),
+    ("https://a", 443, True),
+    ("https://a:9093", 9093, True),
+])  # fmt: skip
+def test_where_a_server_is(
+    url: str, port: int, monkeypatch: pytest.MonkeyPatch, *, tls: bool
+) -> None:
+    """At its scheme's port, unless the URL has one."""
+    sent: list[Request] = []
+
+    def exchange(request: Request, seconds: float, largest: int) -> bytes:
+        assert (seconds, largest) == (5.0, 32 << 20)  # Prometheus lists a series for each node
+        sent.append(request)
+        return b"[]"
+
+    monkeypatch.setattr(test_alert, "exchange", exchange)
+    assert test_alert._get(url, "/api", "Alertmanager") == []
+    assert [(one.port, one.tls is not None) for one in sent] == [(port, tls)]
+
+
+@pytest.mark.parametrize(("comes", "found", "ends"), [(3, "it", 1.0), (9, "", 2.0)])
+def test_a_server_is_polled_twice_a_second(
+    comes: int, found: str, ends: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it has what is awaited, or for two seconds here."""
+    now, looks = [0.0], iter(range(1, 100))
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(test_alert, "time", clock)
+    assert test_alert._until(lambda: "it" if next(looks) == comes else "", 2.0) == found
+    assert now == [ends]
 
 
 def test_silenced(tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]) -> None:

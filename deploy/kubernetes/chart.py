@@ -188,13 +188,13 @@ def templates() -> Iterator[tuple[str, str]]:
 
 
 def any_of(flags: Iterable[str | None]) -> str:
-    """Return the condition that one of these parts is enabled."""
+    """Return the condition of the Helm chart that one of these parts is enabled."""
     terms = [f".Values.{flag}.enabled" for flag in flags]
     return terms[0] if len(terms) == 1 else f"(or {' '.join(terms)})"
 
 
 def wrapped(condition: str | None, lines: list[str]) -> list[str]:
-    """Return lines under a condition."""
+    """Return lines of a template under a condition."""
     if condition is None:
         return lines
     if condition.startswith("("):
@@ -251,7 +251,7 @@ def alternatives(seen: Views) -> Iterator[tuple[str | None, Views]]:
 def entry(
     key: str, views: Views, indent: int, path: Place, places: Mapping[Place, str]
 ) -> Iterator[str]:
-    """Yield the lines of one key and its value."""
+    """Yield the lines of one key of the chart and its value."""
     space = " " * indent
     value = views[None]
     if isinstance(value, dict) and value:
@@ -297,7 +297,7 @@ class Blocks(yaml.SafeDumper):
     """YAML with text of several lines as blocks."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        """Return a text, as a block where it has lines."""
+        """Return a text as the chart's YAML has it, as a block where it has lines."""
         style = "|" if "\n" in data else None
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 

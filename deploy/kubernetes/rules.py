@@ -36,7 +36,7 @@ def manifest(name: str, rules: str) -> str:
 
 
 def documents() -> dict[Path, str]:
-    """Return the text of the generated file: all of them."""
+    """Return the text of the generated file: all PrometheusRules."""
     texts = (
         manifest(name.removesuffix(".yml"), (SOURCE / name).read_text(encoding="utf-8"))
         for name in FILES

@@ -290,7 +290,7 @@ def wheel(project: Path, output: Path, version: str | None) -> Path:
 
 
 def unpack(wheel: Path, root: Path) -> None:
-    """Lay a wheel over the tree.
+    """Lay a wheel over the package's tree.
 
     The description in its metadata, mostly a changelog, stays where it is the only license text.
     """
@@ -471,7 +471,7 @@ def tarball(root: Path, target: Path, epoch: int) -> None:
 
 
 def write(file: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file, with the folders it lies in."""
+    """Write a file of the package, with the folders it lies in."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     file.chmod(mode)

@@ -34,7 +34,7 @@ FILES = (
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of each command."""
+    """Return the parser of each command that the manual describes."""
     parser = command_line()
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to list them
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
@@ -70,13 +70,13 @@ def help_text(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 
 def roff(text: str) -> str:
-    """Return a text of one paragraph as roff takes it."""
+    """Return a text of one paragraph as roff, which manual pages are in, takes it."""
     escaped = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{escaped}" if escaped[:1] in {".", "'"} else escaped
 
 
 def dshealthd_8(date: str) -> str:
-    """Return the page of the command."""
+    """Return the manual page of the command `dshealthd`."""
     lines = [
         f'.TH DSHEALTHD 8 "{date}" "dshealthd {__version__}"',
         ".SH NAME",

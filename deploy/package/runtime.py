@@ -103,13 +103,13 @@ class Debian:
 
     @property
     def purl(self) -> str:
-        """Its name in a bill of materials."""
+        """The Debian package's name in a bill of materials."""
         version = urllib.parse.quote(self.version, safe="")
         return f"pkg:deb/debian/{self.name}@{version}?arch={self.arch}&distro={SUITE}"
 
     @property
     def sources(self) -> str:
-        """Where its source code is, which its licenses make us name."""
+        """Where the Debian package's source code is, which its licenses make us name."""
         name, _, version = self.source.partition(" ")
         version = version.strip("()") or self.version
         return f"https://snapshot.debian.org/package/{name}/{urllib.parse.quote(version)}/"
@@ -169,7 +169,7 @@ def index(sources: Iterable[str]) -> dict[str, str]:
 
 
 def read(lock: Path) -> dict[str, str]:
-    """Return the hash of each address in a lock file."""
+    """Return the hash of each Debian package's address in a lock file."""
     lines = [line for line in lock.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
     return {url: digest for digest, url in (line.split() for line in lines)}
 
@@ -298,7 +298,7 @@ def licenses(packages: list[Debian], source: Path, target: Path) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy what a path leads to, readable for all."""
+    """Copy what a path of a Debian package leads to, readable for all."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
     target.chmod(0o644)

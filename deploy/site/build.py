@@ -33,7 +33,7 @@ _LIST = re.compile(r"^(?![-*] |\d+\. |\s|$)(.+)\n(?=(?:[-*]|\d+\.) )", re.MULTIL
 
 
 def pages() -> list[Path]:
-    """Return the pages of the site."""
+    """Return the pages of the documentation's site."""
     return sorted(page for pattern in PAGES for page in ROOT.glob(pattern))
 
 
@@ -53,7 +53,7 @@ def markdown(text: str) -> str:
 
 
 def stage() -> None:
-    """Copy pages and what they link to."""
+    """Copy the site's pages and what they link to."""
     shutil.rmtree(SOURCE, ignore_errors=True)
     for page in pages():
         place = SOURCE / page.relative_to(ROOT)

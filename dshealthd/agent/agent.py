@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import errno
+import functools
 import itertools
 import logging
-import os
 import signal
 import socket
 import time
@@ -24,6 +23,7 @@ from dshealthd.core.documents import LeftOut
 from dshealthd.core.options import ConfigError
 from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
+from dshealthd.core.state_writer import DEADLINE
 from dshealthd.core.text import first_of
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import Evidence
@@ -51,10 +51,6 @@ if TYPE_CHECKING:
     from dshealthd.nvrx.fitness import Fitness
 
 log = logging.getLogger(__name__)
-
-STATE_DEADLINE = 2.0
-"""Seconds to create `path.state`; a hung disk must not keep the agent from serving."""
-
 
 RELOAD_DEADLINE = 10.0
 """Seconds to reload the configuration; a cold disk under load is slow."""
@@ -204,16 +200,11 @@ class Agent:
 
         The agent runs without it; collectors that need it report that.
         """
-        place = self._config.path.state
-
-        def make() -> None:
-            state_file.make_directory_in_child(str(place))
-            _check_writable(place)
-
+        make = functools.partial(state_file.make_directory_in_child, str(self._config.path.state))
         try:
-            await background.call(make, "path.state", STATE_DEADLINE, OSError)
+            await background.call(make, "path.state", DEADLINE, OSError)
         except OSError as error:
-            why = str(error) or f"the disk does not answer within {STATE_DEADLINE:g} s"
+            why = str(error) or f"the disk does not answer within {DEADLINE:g} s"
             self._problems["path.state"] = f"path.state: no state will survive a restart: {why}"
             log.warning("%s", self._problems["path.state"])
 
@@ -293,7 +284,7 @@ class Agent:
                 yield from service.samples()
 
     def _pages(self) -> list[PageHolder]:
-        """Return the processes that have a page with heartbeats."""
+        """Return the processes that have a page with heartbeats, as a collector has found them."""
         latest = self._snapshot.get("heartbeat_pages")
         return [
             page_holder(dict(zip(sample.metric.dimensions, sample.labels, strict=True)))
@@ -341,14 +332,6 @@ def _beside_ended(task: asyncio.Task[None]) -> None:
     """Log a defect in a task that the agent can continue without."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("%s: ended by a defect: %r", task.get_name(), error, exc_info=error)
-
-
-def _check_writable(directory: Path) -> None:
-    """Raise the OSError that creating a file in the state directory would raise. Blocks."""
-    if not os.access(directory, os.W_OK):
-        read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
-        code = errno.EROFS if read_only else errno.EACCES
-        raise OSError(code, os.strerror(code), str(directory))
 
 
 class Service(Protocol):

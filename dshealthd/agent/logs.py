@@ -82,7 +82,7 @@ class LineWriter:
             self._started = True
 
     def put(self, line: str) -> None:
-        """Queue a line, or drop it; never waits, never raises."""
+        """Queue a line of the log, or drop it; never waits, never raises."""
         try:
             self.start()
             self._lines.put_nowait(line)
@@ -91,7 +91,7 @@ class LineWriter:
             self._untold += 1
 
     def flush(self, seconds: float) -> None:
-        """Wait until all lines are written, for at most `seconds`."""
+        """Wait until all lines of the log are written, for at most `seconds`."""
         # Waits on the queue's own condition: `time.sleep` raises EINVAL under libfaketime, which
         # would print a traceback into the log when the interpreter exits.
         with self._lines.all_tasks_done:

@@ -107,8 +107,6 @@ class ServiceManager:
             self._socket = None
 
     def _send(self, state: str, status: str = "") -> None:
-        if self._socket is None:
-            return
         if status:
             self._status = _line(status)
             state = f"{state}\nSTATUS={self._status}".lstrip("\n")

@@ -14,7 +14,7 @@ from dshealthd.jobs.launches import OUTPUT
 
 
 def no_arguments(_parser: ArgumentParser) -> None:
-    """Declare no arguments."""
+    """Declare no arguments of a command."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def targets(parser: ArgumentParser) -> None:
 
 
 def evidence(parser: ArgumentParser) -> None:
-    """Declare the argument that selects the job."""
+    """Declare the argument of `evidence` that selects the job."""
     parser.add_argument(
         "--job",
         metavar="JOB",

@@ -57,7 +57,7 @@ class Held:
             raise
 
     def release(self) -> None:
-        """Release the port."""
+        """Release a port that is held for a rendezvous."""
         for one in self.sockets:
             one.close()
         self.sockets.clear()

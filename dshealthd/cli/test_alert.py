@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import documents
 from dshealthd.core.text import plural, print_lines, printable
+from dshealthd.http.client import TIMEOUT
 from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange, verifying
 from dshealthd.symptoms.entry import RULESET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-TIMEOUT = 5.0
-"""Seconds for one request and its answer."""
 MAX_ANSWER = 32 << 20
 """Most bytes of an answer: Prometheus lists a series for each node, in some 500 bytes."""
 _PORTS = {"http": 80, "https": 443}
@@ -178,7 +177,7 @@ def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait:
 
 
 def _failed(deliveries: Iterable[tuple[str, bool]]) -> list[str]:
-    """Return the integrations that failed to deliver."""
+    """Return Alertmanager's integrations that failed to deliver the test alert."""
     return [integration for integration, is_failure in deliveries if is_failure]
 
 
@@ -238,7 +237,7 @@ def _deliveries(url: str) -> dict[tuple[str, bool], float]:
 
 
 def _until(look: Callable[[], Any], end: float) -> Any:
-    """Poll until `look` returns a true value or `end` passes; return its last value."""
+    """Poll a server until `look` returns a true value or `end` passes; return its last value."""
     while not (found := look()) and time.monotonic() < end:
         time.sleep(PAUSE)
     return found

@@ -119,7 +119,7 @@ def declare_access(parser: argparse.ArgumentParser | argparse._ArgumentGroup) ->
 
 
 def form(hint: Any) -> str:
-    """Return the placeholder of a flag's value of this type."""
+    """Return the placeholder in `--help` of a flag's value of this type."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return "|".join(map(str, arguments))

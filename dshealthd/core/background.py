@@ -43,7 +43,7 @@ class _Hung:
     """The same as monotonic time."""
 
     def add(self, deadline: float) -> None:
-        """Count one more; the pause after the first is none, and then doubles."""
+        """Count one more call that hangs; the pause after the first is none, and then doubles."""
         if self.calls:
             self.pause = min(2 * self.pause + deadline, LONGEST_PAUSE)
         self.calls += 1

@@ -136,7 +136,7 @@ class ErrorPipe:
         ErrorPipe.current = self
 
     def close(self) -> None:
-        """Pass the rest to `put` and close the pipe; a child that still writes gets EPIPE."""
+        """Pass on the rest of children's errors, and close the pipe; who writes gets EPIPE."""
         asyncio.get_running_loop().remove_reader(self._read_end)
         self._read()
         if self._rest:
@@ -151,7 +151,7 @@ class ErrorPipe:
         except BlockingIOError:
             return
         *lines, self._rest = data.split(b"\n")
-        if len(self._rest) >= _LINE:
+        if len(self._rest) > _LINE:
             lines, self._rest = [*lines, self._rest], b""
         for line in lines:
             for start in range(0, max(len(line), 1), _LINE):
@@ -175,7 +175,7 @@ class Child:
         return self._popen.returncode
 
     def when_ended(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the child has ended, before `ended` is set."""
+        """Call `callback` when the child process has ended, before `ended` is set."""
         self._on_end = callback
 
     def kill(self) -> None:

@@ -148,7 +148,7 @@ sample_of: Callable[[tuple[Metric, tuple[str, ...], float]], Sample] = functools
 
 
 def is_of_job(part: str) -> bool:
-    """Return whether a part of a source belongs to users, by its name."""
+    """Return whether a part of a collector's source belongs to users, by its name."""
     return part.startswith(_OF_JOBS)
 
 
@@ -240,7 +240,7 @@ class Buckets:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value."""
+        """Count one observation of a histogram."""
         self._counts[bisect.bisect_left(self._bounds, value)] += 1
         self._sum += value
 
@@ -355,7 +355,7 @@ class Context:
         return self._shared[factory]  # type: ignore[no-any-return] # keyed by its own factory
 
     def close(self) -> None:
-        """Release shared instances; those that hold a resource have a `close()`."""
+        """Release what collectors share; instances that hold a resource have a `close()`."""
         for instance in self._shared.values():
             if hasattr(instance, "close"):
                 instance.close()
@@ -414,7 +414,7 @@ class Collector(ABC):
 
     @classmethod
     def absent(cls, options: Any, host: Host) -> str | None:  # noqa: ARG003 - for the subclass
-        """Return why this machine cannot have the source, or None if it may.
+        """Return why this machine cannot have the collector's source, or None if it may.
 
         Called in the agent before each collection: it must be cheap and must not hang. A worker
         whose collectors are all absent is ended.

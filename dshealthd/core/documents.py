@@ -70,7 +70,7 @@ class LeftOut:
                 yield made
 
     def section(self, part: str, build: Callable[[], Any], otherwise: object = None) -> Any:
-        """Return what `build` makes, or `otherwise` if that is no JSON."""
+        """Return the part of a document that `build` makes; `otherwise` if that is no JSON."""
         try:
             made = build()
             dumps(made)
@@ -80,17 +80,17 @@ class LeftOut:
         return made
 
     def add(self, part: str, error: Exception) -> None:
-        """Leave out a part because of an error."""
+        """Leave out a part of a document because of an error."""
         self.add_reason(part, f"{type(error).__name__}: {error}")
 
     def add_reason(self, part: str, reason: str) -> None:
-        """Say that a part was left out, here or by whom it comes from."""
+        """Say that a part of a document was left out, here or by whom it comes from."""
         if len(self._reasons) < MAX_LEFT_OUT:
             self._reasons[cut(part, MAX_REASON)] = cut(reason, MAX_REASON)
 
 
 def cut(text: str, most: int) -> str:
-    """Return at most so many characters of a text, without what UTF-8 cannot encode."""
+    """Return at most so many characters of a document's text, without what is no UTF-8."""
     return text[:most].encode(errors="replace").decode()
 
 

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
 
 MAX_LABEL_LENGTH = 128
-EXPONENT_FROM = 6
-"""Numbers with more digits before the point get an exponent."""
-PLAIN_BELOW = 10.0**EXPONENT_FROM
+EXPONENT_FROM = 1e6
+"""Numbers from here on get an exponent."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """OpenMetrics would add only what the agent does not export: exemplars and creation times."""
 _CONTROLS = dict.fromkeys((*range(32), 127))
@@ -44,7 +43,7 @@ class Renderer:
         self._names: dict[tuple[Metric, tuple[str, ...]], str] = {}
 
     def render(self, samples: Iterable[Sample]) -> str:
-        """Return the families of `samples` as text, each with its HELP and TYPE, in the order of
+        """Return the exposition of `samples`: families with their HELP and TYPE, in the order of
         each family's first sample.
 
         If two samples have the same labels, the first one counts.
@@ -58,34 +57,28 @@ class Renderer:
             name = names[series] = self._names.get(series) or _series(metric, labels)
             if metric not in families:
                 families[metric] = [_head(metric)]
-            families[metric].append(f"{name} {_written(value)}\n")
+            families[metric].append(f"{name} {number(value)}\n")
         self._names = names
         return "".join(itertools.chain.from_iterable(families.values()))
 
 
 def render(samples: Iterable[Sample]) -> str:
-    """Return the families of `samples` as text, without a cache; see `Renderer.render`."""
+    """Return the exposition of `samples`, without a cache; see `Renderer.render`."""
     return Renderer().render(samples)
-
-
-def _written(value: float) -> str:
-    return repr(float(value)) if 0 <= value < PLAIN_BELOW else number(value)
 
 
 def number(value: float) -> str:
     """Return a sample's value as text as Go writes it, like Prometheus' own exporters."""
-    if value == math.inf:
-        return "+Inf"
-    if value == -math.inf:
-        return "-Inf"
-    if math.isnan(value):
-        return "NaN"
     text = repr(float(value))
-    dot = text.find(".")
-    if value > 0 and dot > EXPONENT_FROM:
-        mantissa = f"{text[0]}.{text[1:dot]}{text[dot + 1 :]}".rstrip("0.")
-        return f"{mantissa}e+{dot - 1:02d}"
-    return text
+    if value < EXPONENT_FROM:
+        return text if value != -math.inf else "-Inf"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "+Inf"
+    if "e" in text:  # as Python writes numbers from 1e16 on
+        return text
+    whole, _, rest = text.partition(".")
+    mantissa = f"{whole[0]}.{whole[1:]}{rest}".rstrip("0.")
+    return f"{mantissa}e+{len(whole) - 1:02d}"
 
 
 def clean_label(label: str) -> str:
@@ -193,7 +186,7 @@ def chooser(selectors: Iterable[Selector]) -> Callable[[Sample], bool]:
     resolved: dict[str, list[list[tuple[int, Matcher]]] | bool] = {}
 
     def resolve(metric: Metric) -> list[list[tuple[int, Matcher]]] | bool:
-        """Return the places of the labels that count; a bool if none does."""
+        """Return the places of the labels that selectors match; a bool if they match none."""
         found = [
             [
                 (metric.dimensions.index(matcher.label), matcher)

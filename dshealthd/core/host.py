@@ -77,7 +77,7 @@ def read_bytes(path: str, limit: int = MAX_FILE) -> bytes:
             limit -= len(chunk)
     finally:
         os.close(descriptor)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    return b"".join(chunks)
 
 
 def read_existing(path: str, limit: int = MAX_FILE) -> str | None:

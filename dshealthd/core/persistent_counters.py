@@ -43,23 +43,23 @@ class PersistentCounters:
         return ((metric, labels, value) for (metric, labels), value in self._values.items())
 
     def count(self, metric: Metric, *labels: str, by: int = 1) -> None:
-        """Add to a counter."""
+        """Add to a persistent counter."""
         key = self._key(metric, labels)
         self._values[key] = self._values.get(key, 0.0) + by
         self.changed = True
 
     def put(self, value: float, metric: Metric, *labels: str) -> None:
-        """Set a value."""
+        """Set a persistent value."""
         self._values[self._key(metric, labels)] = value
         self.changed = True
 
     def clear(self) -> None:
-        """Clear all counters and values."""
+        """Clear all persistent counters and values."""
         self._values.clear()
         self.changed = True
 
     def rows(self) -> list[Row]:
-        """Return all counters and values."""
+        """Return all persistent counters and values, for a state file."""
         self.changed = False
         return [(metric.name, labels, value) for metric, labels, value in self]
 

@@ -51,7 +51,7 @@ class CollectionResult:
 
 
 def failed(reason: Reason, detail: str, duration: float = 0.0) -> CollectionResult:
-    """Return the result of an attempt that failed without samples."""
+    """Return the result of a collection that failed without samples."""
     return CollectionResult(
         CollectionOutcome.ERROR, reason=reason, detail=detail, duration=duration
     )
@@ -63,7 +63,7 @@ def not_available(detail: str) -> CollectionResult:
 
 
 def os_reason(error: OSError) -> Reason:
-    """Return the reason for an OSError."""
+    """Return why a source could not be read, from its OSError."""
     if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTDIR):
         return Reason.NOT_FOUND
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -92,7 +92,7 @@ def read_parsed(path: str, parse: Callable[[str], T]) -> T:
 def attempt(
     collector: Collector, monotonic: Callable[[], float] = time.monotonic
 ) -> CollectionResult:
-    """Run `collect()` once and return its result.
+    """Run a collector's `collect()` once and return its result.
 
     No exception of a collector escapes.
     """

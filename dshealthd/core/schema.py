@@ -56,11 +56,11 @@ class Plain:
     """A type whose values are the same in JSON."""
 
     def read(self, value: object, place: str) -> Any:
-        """Return the value if it fits, which each type decides."""
+        """Return a JSON value if it fits its schema, which each type decides."""
         raise NotImplementedError
 
     def write(self, value: Any, place: str) -> object:
-        """Return the value if it fits."""
+        """Return the JSON value if it fits its schema."""
         return self.read(value, place)
 
 
@@ -123,8 +123,9 @@ class Choice(Plain):
 
     def read(self, value: object, place: str) -> enum.StrEnum:
         """Return the member of the schema's enumeration."""
-        if isinstance(value, str) and value in self.values.__members__.values():
-            return self.values(value)
+        for member in self.values:
+            if member == value:
+                return member
         misfit(place, f"is not a valid {self.values.__name__}")
 
 
@@ -141,7 +142,7 @@ class String(Plain):
         return value
 
     def write(self, value: Any, place: str) -> str:  # noqa: ARG002 - of every type
-        """Return the text without what UTF-8 cannot encode."""
+        """Return the schema's text, cut, without what UTF-8 cannot encode."""
         return documents.cut(str(value), self.maximum)
 
 
@@ -152,11 +153,11 @@ class OrNull:
     kind: Type
 
     def read(self, value: object, place: str) -> Any:
-        """Return the value, None for null."""
+        """Return the value that the schema allows, None for null."""
         return None if value is None else self.kind.read(value, place)
 
     def write(self, value: Any, place: str) -> object:
-        """Return the JSON value, null for None."""
+        """Return the JSON value of the schema's type, null for None."""
         if value is None or (
             isinstance(self.kind, Number) and not self.kind.minimum <= value <= self.kind.maximum
         ):
@@ -211,7 +212,7 @@ class Row:
         return self.made([kind.read(one, f"{place}[{at}]") for at, (kind, one) in enumerate(each)])
 
     def write(self, value: Any, place: str) -> list[object]:
-        """Return the JSON values of the items."""
+        """Return the JSON values of the schema's items."""
         each = zip(self.items, value, strict=True)
         return [kind.write(one, f"{place}[{at}]") for at, (kind, one) in enumerate(each)]
 
@@ -227,7 +228,7 @@ class Pairs:
         return dict(Array(self.pair).read(value, place))
 
     def write(self, value: Any, place: str) -> list[object]:
-        """Return the list of keys and values."""
+        """Return the schema's list of keys and values."""
         return Array(self.pair).write([*value.items()], place)
 
 
@@ -283,7 +284,7 @@ class Form:
         return self.made(**{name: known[name] for name in known.keys() & self._kinds.keys()})
 
     def write(self, value: Any, place: str = "body") -> dict[str, object]:
-        """Return the JSON values of the object's fields."""
+        """Return the JSON values of a dataclass' fields by their schema."""
         return {
             name: kind.write(getattr(value, name), f"{place}.{name}")
             for name, kind in self._kinds.items()

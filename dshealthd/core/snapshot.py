@@ -70,7 +70,7 @@ class Latest:
     """The samples of this result as encoded text, for the same ones."""
 
     def expired(self, now: float) -> bool:
-        """Return whether the samples are too old to be shown."""
+        """Return whether the collector's last samples are too old to be shown."""
         return (
             self.sampled is not None
             and self.result.outcome is CollectionOutcome.OK
@@ -142,22 +142,20 @@ class Snapshot:
         return self._latest.get(name)
 
     def expect(self, name: str, expires_after: float) -> None:
-        """Add a collector; one that is already known keeps its history."""
+        """Add a collector to the snapshot; one that is already known keeps its history."""
         if name not in self._latest:
             added = {name: Latest(name, expires_after)}
             self._latest = dict(sorted({**self._latest, **added}.items()))
-        elif self._latest[name].expires_after == expires_after:
-            return
         self._latest[name].expires_after = expires_after
         self._body.clear()
 
     def forget(self, name: str) -> None:
-        """Remove a collector."""
+        """Remove a collector from the snapshot."""
         self._latest.pop(name, None)
         self._body.clear()
 
     def put(self, name: str, result: CollectionResult) -> None:
-        """Replace a collector's result, and count its failures."""
+        """Replace a collector's result in the snapshot, and count its failures."""
         latest = self._latest[name]
         before, latest.result = latest.result, result
         latest.sampled = self._monotonic()
@@ -175,7 +173,7 @@ class Snapshot:
             call()
 
     def complete(self) -> bool:
-        """Return whether every collector has a result."""
+        """Return whether the snapshot has a result of every collector."""
         return all(latest.sampled is not None for latest in self._latest.values())
 
     def samples(self, latest: Latest) -> tuple[Sample, ...]:

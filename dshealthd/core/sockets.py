@@ -47,7 +47,7 @@ def listen_address(text: str) -> tuple[str | None, int]:
 
 
 def clear(path: str, kind: socket.SocketKind) -> None:
-    """Remove the socket of a process that has ended.
+    """Remove the Unix socket of a process that has ended.
 
     Raise OSError if it has not ended (EADDRINUSE), or if the path is something else (EEXIST).
     """

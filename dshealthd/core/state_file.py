@@ -62,6 +62,15 @@ def read(path: str | os.PathLike[str], limit: int) -> bytes:
         return file.read(limit)
 
 
+def make_directory(path: str) -> None:
+    """Create a state directory and its parents; OSError, also if no file can be created there."""
+    os.makedirs(path, 0o750, exist_ok=True)
+    if not os.access(path, os.W_OK):
+        read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+        code = errno.EROFS if read_only else errno.EACCES
+        raise OSError(code, os.strerror(code), path)
+
+
 def replace_in_child(path: str, content: bytes, *, durable: bool = False) -> None:
     """Call `replace` in a child. Raise OSError. Call it in a thread."""
     _in_child("sync" if durable else "replace", path, content)
@@ -84,7 +93,7 @@ def set_aside_in_child(path: str) -> None:
 
 
 def make_directory_in_child(path: str) -> None:
-    """Create a state directory and its parents, or raise OSError. Call it in a thread."""
+    """Call `make_directory` in a child. Raise OSError. Call it in a thread."""
     _in_child("mkdir", path)
 
 
@@ -138,7 +147,7 @@ def _main(operation: str, path: str) -> int:
         elif operation == "aside":
             os.replace(path, f"{path}.bad")
         elif operation == "mkdir":
-            os.makedirs(path, 0o750, exist_ok=True)
+            make_directory(path)
         else:
             replace(path, content, durable=operation == "sync")
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import functools
 import logging
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dshealthd.core import background, schema, state_file
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import counter, gauge
+from dshealthd.core.timing import holds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,17 +42,15 @@ HUNG = gauge(
 )
 
 DEADLINE = 2.0
-"""Seconds to read or write a file, which takes some 20 ms: a hung disk must not keep the agent
-waiting.
+"""Seconds to read or write a file, or to create the directory, which takes some 20 ms: a hung disk
+must not keep the agent waiting.
 """
-_POLL = 0.01
-"""Seconds between two checks for completion; a write takes about 20 ms."""
 _writers: weakref.WeakValueDictionary[str, LatestWriter] = weakref.WeakValueDictionary()
 
 
 def samples() -> Iterator[Sample]:
     """Yield the metrics of this process's state writes."""
-    for name, writer in sorted(_writers.items()):
+    for name, writer in _writers.items():
         yield FAILED(float(writer.failures), name)
         if writer.last_success:
             yield LAST(writer.last_success, name)
@@ -61,12 +59,12 @@ def samples() -> Iterator[Sample]:
 
 async def wait_until_written(seconds: float) -> list[str]:
     """Wait at most `seconds` until all state is written; return the names of unwritten files."""
-    end = time.monotonic() + seconds
-    while True:
-        busy = [name for name, writer in _writers.items() if writer.busy]
-        if not busy or time.monotonic() >= end:
-            return busy
-        await asyncio.sleep(_POLL)
+
+    def busy() -> list[str]:
+        return [name for name, writer in _writers.items() if writer.busy]
+
+    await holds(lambda: not busy(), seconds)
+    return busy()
 
 
 class LatestWriter:
@@ -98,15 +96,15 @@ class LatestWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether a write is running or waiting."""
+        """Whether a write of the state file is running or waiting."""
         return self._running
 
     def hung_for(self) -> float:
-        """Return the age of the write in progress in seconds; 0 if there is none."""
+        """Return the age in seconds of the state's write in progress; 0 if there is none."""
         return time.monotonic() - self._began if self._running else 0.0
 
     def put(self, content: bytes) -> None:
-        """Queue this content, replacing a waiting one. Raise StartError if no thread starts."""
+        """Queue this state, replacing a waiting one. Raise StartError if no thread starts."""
         with self._lock:
             self._next = content
             # The running thread takes it when it is done, under the same lock, so it cannot end
@@ -125,7 +123,7 @@ class LatestWriter:
             raise
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all content is written; False if it is not within `seconds`."""
+        """Wait until all state of the file is written; False if it is not within `seconds`."""
         return self._idle.wait(seconds)
 
     def _run(self) -> None:
@@ -172,8 +170,8 @@ class StateFile:
             self._writer = LatestWriter(write, name)
 
     async def load(self) -> Any:
-        """Return the file's document, None without a file. SchemaError, or an OSError that says why
-        it cannot be read.
+        """Return the state file's document, None without a file. SchemaError, or an OSError that
+        says why it cannot be read.
         """
         if not self.place:
             return None
@@ -184,7 +182,7 @@ class StateFile:
             return None
 
     async def set_aside(self) -> None:
-        """Rename the file, whose content is invalid, to `*.bad`. OSError."""
+        """Rename the state file, whose content is invalid, to `*.bad`. OSError."""
         await self._call(functools.partial(state_file.set_aside_in_child, self.place))
 
     async def _call(self, function: Callable[[], T]) -> T:
@@ -196,7 +194,7 @@ class StateFile:
             raise TimeoutError(errno.ETIMEDOUT, why, self.place) from error
 
     def save(self, content: str) -> None:
-        """Write this content in the background, in place of what waits for its turn."""
+        """Write this state in the background, in place of what waits for its turn."""
         try:
             if self._writer is not None:
                 self._writer.put(content.encode())

@@ -20,7 +20,7 @@ Each starts at two units, as rounding a smaller value would lose too much.
 
 
 def plural(number: float, one: str, several: str = "") -> str:
-    """Return a number and its noun.
+    """Return a number and its noun, in the plural unless it is one.
 
     `several` is for plurals that do not just add an s: `plural(n, "port is", "ports are")`.
     """

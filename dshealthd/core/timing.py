@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MOMENT = 0.02
 """Seconds after a deadline for reading data that has already arrived."""
+POLL = 0.01
+"""Seconds between two looks at what no event tells, such as a write of 20 ms."""
 
 
 @contextlib.asynccontextmanager
@@ -46,6 +48,15 @@ async def happens(event: asyncio.Event, seconds: float | None) -> bool:
     return event.is_set()
 
 
+async def holds(condition: Callable[[], object], seconds: float) -> bool:
+    """Wait for a condition that no event tells; False if it does not hold within `seconds`."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while not condition():  # noqa: ASYNC110 - no event tells it
+                await asyncio.sleep(POLL)
+    return bool(condition())
+
+
 def next_due(now: float, interval: float) -> float:
     """Return when something that happened `now` is due again: at a multiple of `interval`, half an
     interval to one and a half from now.
@@ -70,7 +81,7 @@ class Backoff:
     limit: float = 60.0
 
     def after(self, failures: int) -> float:
-        """Return the wait after this many consecutive failures."""
+        """Return the wait in seconds before a retry after this many consecutive failures."""
         return min(self.limit, self.first * 2.0 ** min(failures - 1, 16))
 
 
@@ -87,7 +98,7 @@ class Periodic:
         self._timer: asyncio.Handle = self._loop.call_soon(self._turn)
 
     def close(self) -> None:
-        """Stop calling the function."""
+        """Stop the periodic calls."""
         self._timer.cancel()
 
     def _turn(self) -> None:

@@ -28,7 +28,7 @@ MAX_FRAME = 16 << 20
 
 
 def _values(values: list[float]) -> list[float | str]:
-    """Return values for JSON, which has no NaN and no infinity; `float` reads both forms."""
+    """Return samples' values for JSON, which has no NaN nor infinity; `float` reads both forms."""
     return (
         [*values]
         if all(map(math.isfinite, values))
@@ -37,13 +37,13 @@ def _values(values: list[float]) -> list[float | str]:
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """Return a message as one frame."""
+    """Return a message between agent and worker as one frame."""
     body = documents.dumps(message, separators=(",", ":")).encode()
     return LENGTH.pack(len(body)) + body
 
 
 def frames(channel: socket.socket) -> Iterator[dict[str, Any]]:
-    """Yield the messages that arrive on a blocking socket, until the other end closes it."""
+    """Yield the messages in frames from a blocking socket, until the other end closes it."""
     stream = channel.makefile("rb")
     while head := stream.read(LENGTH.size):
         yield json.loads(stream.read(LENGTH.unpack(head)[0]))
@@ -90,7 +90,7 @@ class Decoder:
         self._last: dict[str, list[tuple[Metric, tuple[str, ...]]]] = {}
 
     def unpack(self, message: Mapping[str, Any]) -> CollectionResult:
-        """Return the result in a frame.
+        """Return the collection result in a worker's frame.
 
         Raise one of `documents.MISSHAPEN` if the frame does not hold a result.
         """

@@ -96,5 +96,5 @@ def check_of(
 
 
 def worst(outcomes: Iterable[State]) -> State:
-    """Return the worst of these outcomes; ok if there are none."""
+    """Return the worst of these outcomes of checks; ok if there are none."""
     return max(outcomes, key=ORDER.index, default=State.OK)

@@ -73,7 +73,7 @@ def parser() -> Parser:
     output.add_argument(
         "--for",
         dest="caller",
-        choices=sorted(callers.CALLERS),
+        choices=[*callers.CALLERS],
         help="output and exit status for this caller",
     )
     added.add_argument("--verbose", "-v", action="store_true", help="also print ok results")

@@ -39,7 +39,7 @@ class Examined:
 
     @property
     def outcome(self) -> State:
-        """The worst outcome among the results that count."""
+        """The worst outcome among the check's results that count."""
         return worst(result.outcome for result in self.results if not result.accepted)
 
 
@@ -156,7 +156,7 @@ class Progress:
             sys.stderr.flush()
 
     def close(self) -> None:
-        """Erase the line."""
+        """Erase the progress line."""
         if self._shown:
             sys.stderr.write(_WIPE)
             sys.stderr.flush()

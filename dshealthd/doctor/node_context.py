@@ -50,12 +50,12 @@ class NodeContext:
 
     @property
     def host(self) -> Host:
-        """The roots of the file systems that describe the machine."""
+        """The roots of the file systems that describe the node that is checked."""
         return self.config.path.host
 
     @cached_property
     def series(self) -> Series:
-        """All samples of the status document."""
+        """All samples of the status document, for a node's checks."""
         return of_document(self.document)
 
     @cached_property
@@ -84,7 +84,7 @@ class NodeContext:
 
 
 def facts(context: NodeContext) -> dict[str, str]:
-    """Return the known facts of this node."""
+    """Return this node's versions, devices and settings, which all nodes of a job must share."""
     series = context.series
     found = {"kernel": os.uname().release, "architecture": os.uname().machine}
     for point in series("gpu_driver_info"):

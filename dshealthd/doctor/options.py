@@ -67,7 +67,7 @@ class DoctorOptions(Section):
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield each option whose value is invalid, and why."""
+        """Yield each option of `doctor` whose value is invalid, and why."""
         for text in self.accept:
             try:
                 parse_accepted(text)

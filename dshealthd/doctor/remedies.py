@@ -21,12 +21,12 @@ _COMMON = frozenset({"type", "enabled", "device", "nvme_path", "ratio", "stages"
 
 
 def paste(*words: str) -> str:
-    """Return the command made of these words; empty if one of them is not printable."""
+    """Return the remedy, a command of these words; empty if one of them is not printable."""
     return shlex.join(words) if all(word.isprintable() for word in words) else ""
 
 
 def show(path: str) -> str:
-    """Return the command that lists what is at a path."""
+    """Return the remedy that lists what is at a path."""
     return paste("ls", "-la", "--", path)
 
 

@@ -44,7 +44,7 @@ class NodeReport:
 
     @property
     def outcome(self) -> State:
-        """The worst outcome of this node."""
+        """The worst outcome of the node's checks."""
         return self.severity if self.problem else worst(one.outcome for one in self.checks)
 
 
@@ -117,7 +117,7 @@ def parse_node(document: Mapping[str, Any], name: str) -> NodeReport:
 
 
 def found(checks: Sequence[Examined]) -> list[tuple[Examined, Result]]:
-    """Return the results that are not ok, the worst first, accepted ones last."""
+    """Return the results for the report: what is not ok, the worst first, accepted ones last."""
     entries = [
         (one, result) for one in checks for result in one.results if result.outcome is not State.OK
     ]
@@ -179,7 +179,7 @@ def _lines(one: Examined, result: Result, paint: Paint) -> Iterator[str]:
 
 
 def kubernetes(report: Report) -> int:
-    """Print a line with slugs and parts of what is wrong; return 1 for a critical result, else 0.
+    """Print the report in one line, slugs and parts; return 1 for a critical result, else 0.
 
     For an init container or a readiness probe, which other results shall not fail.
     """

@@ -98,7 +98,7 @@ def _of(
 
 
 def result_of(finding: Finding) -> Result:
-    """Return the result that shows a finding."""
+    """Return the doctor's result that shows a finding."""
     return Result(
         finding.severity,
         f"{finding.summary}: {finding.detail}",

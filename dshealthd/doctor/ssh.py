@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import selectors
 import shlex
 import subprocess
 import time
@@ -103,7 +104,7 @@ def _all(
     on_tick: Callable[[Sequence[str]], object] = lambda _running: None,
 ) -> Iterator[Ended]:
     """Run commands in parallel, each with a deadline; yield each as it ends, by its host."""
-    pool = Pool(max_answer=2 * MAX_ANSWER)
+    pool = Pool()
     try:
         for host, arguments in commands.items():
             pool.start(host, functools.partial(run, arguments=arguments), seconds)
@@ -113,15 +114,30 @@ def _all(
 
 
 def run(_emit: Emit, arguments: Sequence[str]) -> tuple[int, str, str]:
-    """Run a program, such as ssh; return its status, its output and its errors."""
-    with subprocess.Popen(  # noqa: S603 - a list of arguments, and no shell here
-        arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        output = process.stdout.read(MAX_ANSWER + 1) if process.stdout else b""
-        if len(output) > MAX_ANSWER:
-            process.kill()
-        errors = process.stderr.read(1 << 16) if process.stderr else b""
-    return process.returncode, output.decode(errors="replace"), errors.decode(errors="replace")
+    """Run a program, such as ssh; return its status, its output and its errors, of each at most one
+    byte more than an answer may have; who sends more is ended.
+    """
+    with (
+        subprocess.Popen(  # noqa: S603 - a list of arguments, and no shell here
+            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process,
+        selectors.DefaultSelector() as streams,
+    ):
+        # Both at once: a program whose errors are not read hangs before its output ends.
+        said = {"output": b"", "errors": b""}
+        for name, stream in zip(said, (process.stdout, process.stderr), strict=True):
+            if stream:
+                streams.register(stream, selectors.EVENT_READ, name)
+        while streams.get_map():
+            for ready, _ in streams.select():
+                piece = os.read(ready.fd, MAX_ANSWER)
+                said[ready.data] = (said[ready.data] + piece)[: MAX_ANSWER + 1]
+                if len(said[ready.data]) > MAX_ANSWER:
+                    process.kill()
+                if not piece:
+                    streams.unregister(ready.fileobj)
+    output, errors = (text.decode(errors="replace") for text in said.values())
+    return process.returncode, output, errors
 
 
 def last_line(text: str) -> str:
@@ -180,7 +196,7 @@ def query(hosts: Sequence[str], ssh: str, options: Sequence[str] = ()) -> dict[s
 
 def remedy(name: str, problem: str) -> str:
     """Return the command that fixes or investigates why a host cannot be reached over SSH."""
-    if "Host key verification" in problem or "host key" in problem.lower():
+    if "host key" in problem.lower():
         return f"ssh-keyscan -H {name} >> ~/.ssh/known_hosts"
     if "Permission denied" in problem:
         return f"ssh-copy-id {name}"

@@ -42,7 +42,7 @@ DEADLINE = ASK_DEADLINE + COLLECT_DEADLINE + CLOSE_DEADLINE + 0.3
 
 
 def status_document(config: Config, access: Access) -> dict[str, Any]:
-    """Return the status of this node.
+    """Return the status document of this node for the doctor.
 
     `source` is `agent`, or why it was collected here. Run it in a process that can be killed.
     """

@@ -46,7 +46,7 @@ def merge_jobs(
 
 
 def shown_jobs(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the jobs that are shown of all, which are in the order of `merged`: the troubled ones,
+    """Return the jobs that `/fleet` shows of all, in the order of `merge_jobs`: the troubled ones,
     and some that are well.
     """
     troubled = sum(_turn(job) <= len(_TROUBLED) for job in jobs)
@@ -63,7 +63,7 @@ def _turn(job: Mapping[str, Any]) -> int:
 def _by_job(
     answers: Iterable[tuple[str, Mapping[str, Any]]],
 ) -> dict[str, list[tuple[str, Mapping[str, Any]]]]:
-    """Return what each node says of each job."""
+    """Return what each member of the fleet says of each job."""
     jobs: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for node, answer in answers:
         for entry in answer["jobs"]:

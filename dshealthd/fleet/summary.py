@@ -90,7 +90,7 @@ def _name(job: Mapping[str, Any]) -> str:
 
 
 def _fits(kind: Type, value: object) -> bool:
-    """Return whether messages allow a value: an environment may claim any world size."""
+    """Return whether a summary may have a value: an environment may claim any world size."""
     try:
         kind.write(value, "")
     except SchemaError:

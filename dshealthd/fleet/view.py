@@ -154,7 +154,7 @@ class Fleet:
         return membership
 
     def _all_current(self, membership: Membership) -> bool:
-        """Return whether each member's answer counts as its state."""
+        """Return whether the answer of each member of the fleet counts as its state."""
         since = self._since(membership)
         me, _ = self._own()
         return all(
@@ -267,7 +267,7 @@ class Fleet:
 
 
 def _listed(states: Mapping[str, str]) -> Iterable[str]:
-    """Return the members that are listed: all, or the worst of many."""
+    """Return the members of the fleet that are listed: all, or the worst of many."""
     if len(states) <= MAX_NODES:
         return states
     troubled = [name for name, state in states.items() if state in _WORST]
@@ -275,7 +275,7 @@ def _listed(states: Mapping[str, str]) -> Iterable[str]:
 
 
 def _leaves(states: Mapping[str, str], leaves: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return how many members of each leaf are in each state."""
+    """Return how many members of each leaf of the fleet are in each state."""
     counts: dict[str, Counter[str]] = {}
     for name, state in states.items():
         counts.setdefault(leaves.get(name, ""), Counter())[state] += 1
@@ -300,7 +300,7 @@ def fleet_of(service: ProbeService, summary: Callable[[], Mapping[str, Any]]) ->
 
 
 def _state(answer: MemberAnswer | None, since: float) -> str:
-    """Return the state of a member of whom only answers from `since` on count."""
+    """Return the state of a member of the fleet, of whom only answers from `since` on count."""
     if answer is None:
         return "not asked yet"
     return answer.state if answer.heard >= since else OUT_OF_DATE

@@ -130,12 +130,12 @@ class Connection(asyncio.Protocol):
         self._requests.data_received(data)
 
     def pause_writing(self) -> None:
-        """Stop writing, as the client reads more slowly."""
+        """Stop writing to the HTTP client, as it reads more slowly."""
         if self._requests is not None:
             self._requests.pause_writing()
 
     def resume_writing(self) -> None:
-        """Write again."""
+        """Resume writing to the HTTP client."""
         if self._requests is not None:
             self._requests.resume_writing()
 
@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
             self._gate.rest(self._client, self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Return the connection's place to the gate."""
+        """Return the lost connection's place to the connection limiter."""
         self._closed()
         self.release()
         if self._requests is not None:
@@ -165,7 +165,7 @@ class Connection(asyncio.Protocol):
             self.transport = None
 
     def release(self) -> None:
-        """Return the connection's place to the gate, once."""
+        """Return the connection's place to the connection limiter, once."""
         self._stop_timer()
         if self._client is not None:
             self._gate.leave(self._client, self)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import enum
 import ipaddress
 import logging
@@ -14,6 +12,7 @@ from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from dshealthd.core.collector import counter, gauge
+from dshealthd.core.timing import holds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,7 +81,7 @@ class Evictable(Protocol):
     """A connection that can be evicted."""
 
     def evict(self) -> None:
-        """Close the connection at once, whatever it is doing, and return its place to the gate."""
+        """Close the connection at once, whatever it is doing, and return its place."""
 
 
 class ConnectionLimiter:
@@ -120,7 +119,7 @@ class ConnectionLimiter:
         self.refused: Counter[CloseReason] = Counter(dict.fromkeys(CloseReason, 0))
 
     def keep_descriptors(self) -> None:
-        """Lower the limit to fit the limit on open files.
+        """Lower the limit on connections to fit that on open files.
 
         So a flood of connections does not take the collectors' descriptors.
         """
@@ -137,11 +136,8 @@ class ConnectionLimiter:
 
     async def emptied(self, seconds: float) -> None:
         """Wait until no connection is left, for at most `seconds`."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                # a transport closes its socket in a later turn of the loop
-                while self.total:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+        # A transport closes its socket in a later turn of the loop.
+        await holds(lambda: not self.total, seconds)
 
     def admit(self, client: str) -> bool:
         """Admit and count a connection of `client`, or count its refusal and return False."""
@@ -249,8 +245,8 @@ class ConnectionLimiter:
 
     def _wake(self, client: str, connection: Evictable) -> None:
         """Forget the state of a connection of `client`; it has one at most."""
-        if self._awaiting.pop(connection, None) or self._answering.pop(connection, None):
-            return
+        self._awaiting.pop(connection, None)
+        self._answering.pop(connection, None)
         idle = self._idle.get(client, {})
         idle.pop(connection, None)
         if not idle:

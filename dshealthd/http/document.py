@@ -15,9 +15,9 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.documents import MAX_REASON
 from dshealthd.core.schema import (
     FIGURE,
-    MANY,
     Array,
     Choice,
     Flag,
@@ -47,10 +47,6 @@ _MAX_CONTAINERS = MAX_DOCUMENT // 24
 has two in some 50 bytes."""
 _MAX_DEPTH = 8
 """Deepest nesting of a field that is not declared."""
-
-
-_MAX_REASON = 200
-"""Most characters of a reason, which may quote the answer."""
 TIME = Number(0, 1e11)
 """Unix time, at most that of the year 5138: clocks are wrong, but `localtime` has a range."""
 WHOLE = of(int)
@@ -68,7 +64,7 @@ class Shallow(Plain):
     depth: int = _MAX_DEPTH
 
     def read(self, value: object, place: str) -> Any:
-        """Return the value."""
+        """Return a field that a later release may have added, unless it is nested too deeply."""
         level, depth = [value], 0
         while level:
             if depth > self.depth:
@@ -88,7 +84,7 @@ class SampleList(Plain):
     """All samples by metric: thousands, so that they are checked in one loop and not copied."""
 
     def read(self, value: object, place: str) -> Any:
-        """Return the metrics as they are."""
+        """Return the metrics of a status document as they are, once all are checked."""
         if not isinstance(value, dict):
             misfit(place, "is not an object")
         for name, family in value.items():
@@ -216,7 +212,7 @@ HISTORY = _record(
         "since": OrNull(TIME),
         "in_the_future": WHOLE,
         "days": Array(
-            _record({"day": TEXT, "worst": OrNull(Choice(State)), "watched_seconds": FIGURE}), MANY
+            _record({"day": TEXT, "worst": OrNull(Choice(State)), "watched_seconds": FIGURE})
         ),
         **dict.fromkeys(("entries", "runs"), Array(of(Entry, _REST))),
     }
@@ -262,7 +258,7 @@ def _read(body: bytes, schema: Record, kind: str) -> dict[str, Any]:
     try:
         return schema.read(found, "document")
     except SchemaError as error:
-        message = f"did not send a {kind}: {printable(str(error)[:_MAX_REASON])}"
+        message = f"did not send a {kind}: {printable(str(error)[:MAX_REASON])}"
         raise DocumentError(message) from error
 
 

@@ -64,7 +64,7 @@ class Request:
 
     @property
     def url(self) -> str:
-        """The URL without the path, for messages."""
+        """The URL of a request without its path, for messages."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'http' if self.tls is None else 'https'}://{printable(host)}:{self.port}"
 
@@ -132,7 +132,7 @@ def _answer(request: Request, connection: socket.socket, end: float, largest: in
 
 
 def _beginning(answer: http.client.HTTPResponse) -> str:
-    """Return the beginning of the text that explains a rejection; empty if it does not come."""
+    """Return the beginning of the text of a rejected request's answer; empty if none comes."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         return printable(answer.read(300).decode(errors="replace").strip())
     return ""

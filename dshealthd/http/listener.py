@@ -69,7 +69,7 @@ class Reserve:
         self._held: list[int] = []
 
     def refill(self) -> None:
-        """Take back released descriptors, as far as some are free."""
+        """Take back reserved descriptors, as far as some are free."""
         with contextlib.suppress(OSError):
             while len(self._held) < self._size:
                 # an eventfd is always available and costs nothing; /proc/self/fd may be missing
@@ -122,7 +122,7 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The TCP port of the sockets."""
+        """The TCP port of the listening sockets."""
         port: int = self._sockets[0].getsockname()[1]
         return port
 
@@ -281,7 +281,7 @@ async def _places(
 
 
 def _listen(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
-    """Listen on an address.
+    """Return a socket that listens on an address.
 
     The empty address means all addresses, of both families where the machine has them.
     """

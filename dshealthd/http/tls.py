@@ -103,7 +103,7 @@ class TlsSettings:
     curve_preferences: tuple[str, ...] = option([], "")
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield the keys whose values cannot be used, and why."""
+        """Yield the keys of `tls_server_config` whose values cannot be used, and why."""
         mode, names = CLIENT_AUTH[self.client_auth_type], self.client_allowed_sans
         for name in ("cert_file", "key_file"):
             if not getattr(self, name):

@@ -41,7 +41,7 @@ def parts_of(name: str, answers: Sequence[AgentAnswer]) -> list[Part]:
 
 
 def whole(parts: Sequence[Part]) -> JobPart:
-    """Return a job over all nodes that were queried."""
+    """Return a job as it is over all queried nodes together."""
     return merge_job(
         [
             JobPart(

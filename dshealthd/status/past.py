@@ -79,7 +79,7 @@ def faults_of_jobs(answer: AgentAnswer, jobs: Container[str]) -> list[Entry]:
 
 
 def entry_in_words(entry: Entry, now: float) -> str:
-    """Return an entry in words, as the page says it."""
+    """Return an entry of a node's record in words, as the page says it."""
     if entry.kind not in {"finding", "maintenance"}:
         again = f", {plural(entry.times, 'time')}" if entry.times > 1 else ""
         return f"{printable(entry.says)}{again}"

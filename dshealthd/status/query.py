@@ -30,7 +30,7 @@ class AgentAnswer:
 
     @property
     def state(self) -> State:
-        """The verdict; unknown if there is no answer."""
+        """The verdict of a queried agent; unknown if it does not answer."""
         return State.UNKNOWN if self.problem else State(self.document["verdict"])
 
     @property
@@ -55,7 +55,7 @@ def query_agents(
     clients: Sequence[tuple[str, Client | str]],
     get: Callable[[Client], Mapping[str, Any]] = Client.status,
 ) -> list[AgentAnswer]:
-    """Return the documents that `get` returns of named agents, in the same order.
+    """Query named agents at once; return the documents that `get` returns, in the same order.
 
     A text stands for an agent that cannot be queried, and says why.
     """

@@ -30,7 +30,7 @@ others do."""
 
 
 def _attempt(parts: Sequence[Part]) -> dict[str, Any]:
-    """Return one attempt, from what all its nodes say of it."""
+    """Return one attempt of a run, from what all its nodes say of it."""
     entries = [entry for _, entry, _ in parts]
     cards = [card for *_, card in parts]
     ends = [entry.end for entry in entries if entry.end is not None]
@@ -132,7 +132,7 @@ def runs(answers: Sequence[AgentAnswer], job: str = "") -> dict[str, list[dict[s
 
 
 def document(answers: Sequence[AgentAnswer], job: str = "") -> dict[str, Any]:
-    """Return what `--json` prints."""
+    """Return what `dshealthd jobs --history` and `--report` print with `--json`."""
     return {
         "schema": SCHEMA,
         "errors": {answer.name: answer.problem for answer in answers if answer.problem},

@@ -34,7 +34,7 @@ PAGES = {"page.html": "/", "fleet.html": "/fleet"}
 def page_files() -> dict[str, tuple[bytes, str]]:
     """Return the files of the page with their content types, by path."""
     files = {}
-    for name in sorted(os.listdir(PAGE)):
+    for name in os.listdir(PAGE):
         kind = CONTENT_TYPES.get(os.path.splitext(name)[1])
         if kind is not None:
             files[PAGES.get(name, ASSETS + name)] = (read_bytes(os.path.join(PAGE, name)), kind)

@@ -1,4 +1,4 @@
-"""Maintenance that several sources have declared; `tests/maintenance` has each of them."""
+"""Maintenance that several sources have declared; `tests/test_maintenance.py` has each of them."""
 
 from __future__ import annotations
 

@@ -95,6 +95,16 @@ async def test_a_child_gets_nothing_that_is_for_the_agent_alone(
     assert not child.PRIVATE & set(names)
 
 
+async def test_a_child_has_half_a_gibibyte() -> None:
+    """Of private memory, ten times what the largest worker uses; a lower limit stays."""
+    started = child.spawn("a sleeper", SLEEP)
+    assert resource.prlimit(started.pid, resource.RLIMIT_DATA) == (1 << 29, 1 << 29)
+    for memory in (1 << 28, 1 << 29):
+        child._bound(started.pid, memory)
+        assert resource.prlimit(started.pid, resource.RLIMIT_DATA) == (1 << 28, 1 << 28)
+    assert await started.killed(60.0)
+
+
 @pytest.mark.usefixtures("few_descriptors")
 async def test_no_descriptors_for_a_child_is_named() -> None:
     """A process out of descriptors says so, and has as many left as before."""
@@ -158,9 +168,11 @@ async def test_a_long_line_of_a_child_is_cut() -> None:
     """At the length up to which writes to a pipe are not interleaved (PIPE_BUF)."""
     lines: list[str] = []
     pipe = child.ErrorPipe(lines.append)
-    os.write(pipe.write_end, b"x" * 4096 + b"\n" + b"y" * 4097 + b"\nrest")
+    for piece in (b"x" * 4096, b"\n" + b"y" * 4097, b"z\nrest"):
+        os.write(pipe.write_end, piece)
+        pipe._read()
     pipe.close()
-    assert lines == ["x" * 4096, "y" * 4096, "y", "rest"]
+    assert lines == ["x" * 4096, "y" * 4096, "y", "z", "rest"]
 
 
 @pytest.mark.parametrize(("number", "text"), [

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from dshealthd.core.collector import Buckets, Metric, MetricKind, Sample
-from dshealthd.core.exposition import Renderer, clean_label, render
+from dshealthd.core.exposition import Renderer, clean_label, number, render
 
 MAX_LABEL_LENGTH = 128
 
@@ -100,6 +100,14 @@ def test_equals_prometheus_client(samples: list[Sample]) -> None:
     assert render(samples).encode() == prometheus_client.generate_latest(registry)
 
 
+@pytest.mark.parametrize(
+    "value", [999_999.5, 1e6, 1_234_567.5, 9e15, 1e16, -1e7, -0.0, math.inf, -math.inf, math.nan]
+)
+def test_numbers_at_the_limits_of_their_forms(value: float) -> None:
+    """With an exponent from a million on, as Go writes them."""
+    assert number(value) == floatToGoString(value)  # type: ignore[no-untyped-call]
+
+
 def test_labels_are_cleaned() -> None:
     r"""Control characters and surrogates are removed or replaced and the length is bounded, so that
     a `\xff` cannot fail a scrape.
@@ -149,10 +157,10 @@ def test_series_of_the_past_are_forgotten() -> None:
     metric = Metric("x", MetricKind.GAUGE, "X.", ("job",))
     renderer = Renderer()
     jobs = []
-    for number in range(1000):
-        job = Job(number)
+    for place in range(1000):
+        job = Job(place)
         jobs.append(weakref.ref(job))
-        assert f'{{job="{number}"}} 1.0\n' in renderer.render([metric(1, job)])
+        assert f'{{job="{place}"}} 1.0\n' in renderer.render([metric(1, job)])
         del job
     assert len([job for job in jobs if job() is not None]) <= 1
 

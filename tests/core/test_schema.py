@@ -72,6 +72,8 @@ def test_a_disk_that_fails_is_no_shape() -> None:
     (schema.Integer(), 1 << 53, (1 << 53) + 1),  # what a float has, too
     (schema.Integer(), 0, -1),
     (schema.Integer(3, 5), 5, 6),
+    (schema.of(int), 2**63, 2**63 + 1),  # of 64 bits, with a sign or without
+    (schema.of(int), -(2**63), -(2**63) - 1),
     (schema.Number(1.0, 2.5), 2.5, 2.6),
 ])  # fmt: skip
 def test_bounds(kind: schema.Integer | schema.Number, within: float, beyond: float) -> None:
@@ -145,11 +147,13 @@ def test_an_error_names_the_field(field: str, value: object, message: str) -> No
         schema.of(Whole).read({**written, field: value})
 
 
-@pytest.mark.parametrize(("length", "fits"), [(1000, True), (1001, False)])
-def test_how_long_a_text_is(length: int, *, fits: bool) -> None:
-    """As long as the errors of drivers and file systems, unless the field says otherwise."""
-    with nullcontext() if fits else pytest.raises(schema.SchemaError, match="1000 characters"):
-        assert schema.of(str).read("x" * length, "it") == "x" * length
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize(("kind", "most"), [(schema.of(str), 1000), (schema.String(), 1 << 20)])
+def test_how_long_a_text_is(kind: schema.String, most: int, more: int) -> None:
+    """That of an object is as long as the errors of drivers and file systems."""
+    text = "x" * (most + more)
+    with pytest.raises(schema.SchemaError, match=f"{most} char") if more else nullcontext():
+        assert kind.read(text, "it") == text
 
 
 def test_what_others_add_is_left_out() -> None:

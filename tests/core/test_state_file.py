@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from dshealthd.core import state_file
+from dshealthd.core import background, state_file
 from dshealthd.core.child import StartError
 from dshealthd.core.state_writer import StateFile
 from tests.waiting import until
@@ -37,6 +39,17 @@ async def test_without_a_directory_nothing_is_kept() -> None:
     file = StateFile(None, "x", 10)
     file.save("{}")
     assert await file.load() is None
+
+
+async def test_a_disk_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the file, and for how long it was waited for."""
+
+    async def call(*_call: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(background, "call", call)
+    with pytest.raises(TimeoutError, match=rf"does not answer within 2 s: '{tmp_path}/x.json'"):
+        await StateFile(tmp_path, "x", 10).load()
 
 
 @pytest.mark.timeout(10)
@@ -121,16 +134,38 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["x"]
 
 
-@pytest.mark.timeout(60)
-def test_the_child_says_what_went_wrong(tmp_path: Path) -> None:
-    """An error of its disk is the same error here."""
-    (tmp_path / "x").mkdir()
+def test_what_a_child_does_to_a_disk_is_an_error_or_done(tmp_path: Path) -> None:
+    """Files are replaced, read in part, set aside; directories made; errors keep their type."""
+    folder = str(tmp_path / "a")
+    place = f"{folder}/b"
     with pytest.raises(FileNotFoundError):
-        state_file.read_in_child(str(tmp_path / "none"), 3)
+        state_file.replace_in_child(place, b"x")
+    for _ in range(2):
+        state_file.make_directory_in_child(folder)
+    assert not Path(folder).stat().st_mode & 0o027
+    with pytest.raises(FileNotFoundError):
+        state_file.read_in_child(place, 10)
+    with pytest.raises(FileNotFoundError):
+        state_file.set_aside_in_child(place)
     with pytest.raises(IsADirectoryError):
-        state_file.replace_in_child(str(tmp_path / "x"), b"1")
-    with pytest.raises(FileNotFoundError):
-        state_file.set_aside_in_child(str(tmp_path / "none"))
-    state_file.replace_in_child(str(tmp_path / "y"), b"1", durable=True)
-    assert (tmp_path / "y").stat().st_mode & 0o777 == 0o644
-    assert state_file.names_in_child(str(tmp_path)) in (["x", "y"], ["y", "x"])
+        state_file.replace_in_child(folder, b"1")
+    state_file.replace_in_child(place, b"0123456789", durable=True)
+    assert Path(place).stat().st_mode & 0o777 == 0o644
+    assert state_file.read_in_child(place, 4) == b"0123"
+    state_file.set_aside_in_child(place)
+    assert Path(f"{place}.bad").read_bytes() == b"0123456789"
+    Path(f"{folder}/\udcff").touch()
+    assert sorted(state_file.names_in_child(folder)) == ["b.bad", "\udcff"]
+    with pytest.raises(NotADirectoryError):
+        state_file.names_in_child(f"{place}.bad")
+
+
+@pytest.mark.parametrize(("flags", "code"), [(os.ST_RDONLY, errno.EROFS), (0, errno.EACCES)])
+def test_a_directory_where_no_file_can_be_created(
+    flags: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there, and of no use: as its file system is read-only, or another user's."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flags))
+    with pytest.raises(OSError, match=os.strerror(code)):
+        state_file.make_directory(str(tmp_path))

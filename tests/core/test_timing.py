@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 
 from dshealthd.core import background, child
-from dshealthd.core.timing import Backoff, happens, next_due, time_limit
+from dshealthd.core.timing import Backoff, happens, holds, next_due, time_limit
 
 T = TypeVar("T")
 SECONDS = 0.05
@@ -40,6 +40,14 @@ def test_intervals_share_a_grid() -> None:
     assert next_due(1002.5, 5.0) == 1005.0
     assert next_due(1002.6, 5.0) == 1010.0
     assert next_due(1004.999, 5.0) == next_due(1005.1, 5.0) == 1010.0
+
+
+async def test_a_condition_is_waited_for() -> None:
+    """Until it holds, or for some seconds."""
+    happened: list[int] = []
+    asyncio.get_running_loop().call_later(SECONDS, happened.append, 1)
+    assert not await holds(lambda: happened, 0.0)
+    assert await holds(lambda: happened, 60.0)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.path_check import path_check
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.linux import forked
+from dshealthd.linux.kmsg import KernelLogReader, KernelLogRecord
 from tests import frozen
 from tests.doctor.looks import look, named, outcomes, results
 from tests.doctor.machine import FIXTURES, Machine
@@ -173,6 +174,21 @@ def test_kernel_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "the kernel",
     }
     assert judged_log(tmp_path / "agent", lines, {"source": "agent"}) == {}, "which watches the log"
+
+
+def test_a_kernel_log_that_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16 MiB is read what takes three seconds, of the five that the check has."""
+    asked = []
+
+    def read(_reader: KernelLogReader, *limits: float) -> Iterator[KernelLogRecord]:
+        asked.append(limits)
+        return iter(())
+
+    monkeypatch.setattr(KernelLogReader, "read", read)
+    (tmp_path / "kmsg").touch()
+    (found,) = kernel_log.last_hour(look(host=Host(dev=tmp_path)))
+    assert found.text == "the log was not read to its end within 3 s"
+    assert asked == [(200_000, 3.0)]
 
 
 def test_paths_of_the_command_line(mount: frozen.Mount) -> None:

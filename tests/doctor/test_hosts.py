@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import socket
 import sys
 import time
@@ -18,7 +19,17 @@ from bench.processes import free_port
 from dshealthd.cli import main as cli
 from dshealthd.doctor.report import NodeReport
 from dshealthd.doctor.several_nodes import compare
-from dshealthd.doctor.ssh import HostsError, _report, examine_nodes, host_names, query
+from dshealthd.doctor.ssh import (
+    Answer,
+    HostsError,
+    _answer,
+    _report,
+    examine_nodes,
+    host_names,
+    query,
+    remedy,
+    run,
+)
 from dshealthd.linux.forked import Ended
 from tests.doctor.job.sshd import sshd
 
@@ -95,6 +106,15 @@ def test_what_a_node_sends_is_not_trusted(ssh: Path) -> None:
         assert found.problem.isprintable()
 
 
+def test_what_a_node_sends_is_bounded() -> None:
+    """A mebibyte, after which it is ended; of its errors, too, which keep no output waiting."""
+    code, output, _ = run(lambda *_: None, ["yes"])
+    assert (code, len(output)) == (-signal.SIGKILL, (1 << 20) + 1)
+    chatty = ["sh", "-c", "head -c 100000 /dev/zero >&2; echo well"]
+    code, output, errors = run(lambda *_: None, chatty)
+    assert (code, output, len(errors)) == (0, "well\n", 100_000)
+
+
 @pytest.mark.parametrize(("code", "output", "problem"), [
     (255, "", "not reachable over SSH: refused"),
     (255, "{", "sent an unreadable report (exit status 255): JSONDecodeError"),
@@ -105,6 +125,29 @@ def test_how_ssh_ended(code: int, output: str, problem: str) -> None:
     """A node that could not be reached is told from one whose answer is none."""
     found = _report(Ended("n1", 1.0, value=(code, output, "x\nrefused\n")), 60.0)
     assert found.problem.startswith(problem)
+
+
+@pytest.mark.parametrize(("problem", "command"), [
+    ("Host key verification failed.", "ssh-keyscan -H n1 >> ~/.ssh/known_hosts"),
+    ("No RSA host key is known for n1", "ssh-keyscan -H n1 >> ~/.ssh/known_hosts"),
+    ("root@n1: Permission denied (publickey).", "ssh-copy-id n1"),
+    ("ssh: Could not resolve hostname n1: Name not known", "getent hosts n1"),
+    ("Connection refused", "ssh -v -o BatchMode=yes -o ConnectTimeout=5 n1 true"),
+])  # fmt: skip
+def test_what_to_do_about_an_unreachable_node(problem: str, command: str) -> None:
+    """By what ssh says."""
+    assert remedy("n1", problem) == command
+
+
+@pytest.mark.parametrize(("code", "output", "errors", "answer"), [
+    (0, "welcome\n--gpus--\n0000:1b:00.0\n0000:1c:00.0\n", "", Answer(gpus=2)),
+    (0, "--gpus--\n", "a warning\n", Answer()),  # no driver is loaded
+    (255, "", "a warning\nConnection refused\n", Answer("Connection refused")),
+    (3, "welcome\n", " \n", Answer("ssh ended with status 3")),
+])  # fmt: skip
+def test_gpus_of_a_host(code: int, output: str, errors: str, answer: Answer) -> None:
+    """Whatever a login shell prints, and why there is no answer."""
+    assert _answer(code, output, errors) == answer
 
 
 def test_a_connection_may_take_three_requests(tmp_path: Path) -> None:
@@ -153,5 +196,7 @@ def test_what_most_nodes_have_is_expected() -> None:
         most = [NodeReport(f"m{number}", facts={"driver": "6"}) for number in range(others + 1)]
         (named,) = compare([*odd, *most])
         assert f"n0, n1, n2, n3, {more} is 5" in named.results[0].text
+    (several,) = compare([NodeReport(f"n{n}", facts={"x": x}) for n, x in enumerate("33321")])
+    assert [one.value for one in several.results] == ["1", "2"]
     (same,) = compare([NodeReport("a", facts=usual), NodeReport("b", facts=usual)])
     assert same.outcome.value == "ok"

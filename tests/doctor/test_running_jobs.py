@@ -16,7 +16,7 @@ from dshealthd.doctor.node_context import NodeContext
 from dshealthd.doctor.snapshot_check import SnapshotCheck
 from tests.doctor.looks import look, named, results
 from tests.doctor.machine import Machine
-from tests.doctor.test_snapshot_checks import seen
+from tests.doctor.test_snapshot_check import seen
 
 JOB = "987654"
 RANK = {

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.core import state_file
 from dshealthd.core.state_writer import HUNG, LatestWriter
 from tests import frozen
 from tests.agents import RunningAgent, Scrape, running
@@ -131,22 +130,3 @@ def test_an_agent_that_starts_on_a_frozen_disk_serves_and_ends(mount: frozen.Mou
         assert agent.process.wait(60) == -signal.SIGKILL
         assert watch.seconds() < 1.0
         wait_for_port(agent)
-
-
-def test_what_a_child_does_to_a_disk_is_an_error_or_done(tmp_path: Path) -> None:
-    """Files are replaced, read in part, set aside; directories made; errors keep their type."""
-    place = str(tmp_path / "a" / "b")
-    with pytest.raises(FileNotFoundError):
-        state_file.replace_in_child(place, b"x")
-    state_file.make_directory_in_child(str(tmp_path / "a"))
-    state_file.make_directory_in_child(str(tmp_path / "a"))
-    with pytest.raises(FileNotFoundError):
-        state_file.read_in_child(place, 10)
-    state_file.replace_in_child(place, b"0123456789", durable=True)
-    assert state_file.read_in_child(place, 4) == b"0123"
-    state_file.set_aside_in_child(place)
-    assert Path(f"{place}.bad").read_bytes() == b"0123456789"
-    (tmp_path / "a" / "\udcff").touch()
-    assert sorted(state_file.names_in_child(str(tmp_path / "a"))) == ["b.bad", "\udcff"]
-    with pytest.raises(NotADirectoryError):
-        state_file.names_in_child(f"{place}.bad")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from dshealthd.http import connection_limiter
-from dshealthd.http.connection_limiter import CloseReason, ConnectionLimiter
+from dshealthd.http.connection_limiter import CloseReason, ConnectionLimiter, client_of
 
 PLACES = 2
 """Of each client."""
@@ -75,3 +75,53 @@ def test_who_gives_way(
     ]
     assert gate.refused[CloseReason.TOTAL] == 1
     assert gate.refused[CloseReason.REPLACED] == (evicted is not None)
+
+
+@pytest.mark.parametrize(
+    ("host", "client"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("fe80::1:2", "fe80::1:2"),
+        ("fe80::1:2%3", "fe80::1:2%3"),
+    ],
+)
+def test_client_of_an_address(host: str, client: str) -> None:
+    """A client is an IPv4 address, also a mapped one, or an IPv6 network of 64 bits. Of the
+    link-local one it is the address.
+    """
+    assert client_of(host) == client
+
+
+def test_who_may_take_the_place_of_another() -> None:
+    """A known client always, another one unless sixteen connections are being closed; the last
+    4,096 are known.
+    """
+    gate = ConnectionLimiter(limit=2, limit_per_address=1)
+    for number in range(4097):
+        gate.know(f"client {number}")
+    for closing, may in ((15, [True, True]), (16, [False, True])):
+        gate.closing = closing
+        assert [gate._may_evict(client) for client in ("client 0", "client 1")] == may
+
+
+def test_gate_forgets_clients_that_have_gone() -> None:
+    """What the gate remembers is bounded by the connections that are open."""
+    gate = ConnectionLimiter(limit=2, limit_per_address=1)
+    for number in range(100):
+        assert gate.admit(f"192.0.2.{number}")
+        assert not gate.admit(f"192.0.2.{number}")
+        gate.release(f"192.0.2.{number}")
+    assert (gate.total, len(gate._open)) == (0, 0)
+
+
+@pytest.mark.parametrize(("files", "limit"), [(1024, 100), (152, 100), (151, 99), (40, 1)])
+def test_descriptors_that_are_kept(files: int, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the twenty that are open, 32 are for the collectors and their workers."""
+    limits = SimpleNamespace(getrlimit=lambda _: (files, files), RLIMIT_NOFILE=0)
+    monkeypatch.setattr(connection_limiter, "resource", limits)
+    monkeypatch.setattr(connection_limiter, "os", SimpleNamespace(listdir=lambda _: range(20)))
+    gate = ConnectionLimiter(limit=100, limit_per_address=1)
+    gate.keep_descriptors()
+    assert gate.limit == limit

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dshealthd.core import documents
+from dshealthd.core.schema import Plain, SchemaError
 from dshealthd.findings.finding import State
-from dshealthd.http.document import DocumentError, parse
+from dshealthd.http.document import TIME, DocumentError, Shallow, parse
 from dshealthd.slurm import agent
 from dshealthd.slurm.options import DRAIN_FOR
 from dshealthd.status import text
@@ -109,6 +110,17 @@ def nested(depth: int) -> Any:
     for _ in range(depth):
         found = [found]
     return found
+
+
+@pytest.mark.parametrize(("kind", "within", "beyond"), [
+    (TIME, 1e11, 1.1e11),
+    (Shallow(), nested(8), nested(9)),
+], ids=["time", "depth"])  # fmt: skip
+def test_bounds(kind: Plain, within: Any, beyond: Any) -> None:
+    """Of what nothing else bounds: `localtime` has a range, and a walk has a stack."""
+    assert kind.read(within, "it") == within
+    with pytest.raises(SchemaError):
+        kind.read(beyond, "it")
 
 
 WRONG = {

@@ -193,9 +193,10 @@ def test_authorities_are_those_of_the_node(tmp_path: Path, monkeypatch: pytest.M
     nowhere = ssl.DefaultVerifyPaths("", "", "", "", "", "")
     monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: nowhere)
     assert len(verifying().get_ca_certs()) == 1
-    found = nowhere._replace(cafile="/known")
-    monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: found)
     monkeypatch.setattr(module, "AUTHORITIES", (str(tmp_path),))
-    verifying()  # OpenSSL's own place: none of the others is read
+    for known in ({"cafile": "/known"}, {"capath": "/known"}):
+        found = nowhere._replace(**known)
+        monkeypatch.setattr(ssl, "get_default_verify_paths", lambda found=found: found)
+        verifying()  # OpenSSL's own place: none of the others is read
     with pytest.raises(FileNotFoundError):
         verifying(tmp_path / "absent")

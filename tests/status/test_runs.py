@@ -15,7 +15,7 @@ from dshealthd.findings.entry import Entry
 from dshealthd.findings.record import NodeRecord
 from dshealthd.jobs.goodput import Card, Slowest
 from dshealthd.status.query import AgentAnswer
-from dshealthd.status.runs import _attempt
+from dshealthd.status.runs import _attempt, runs
 from tests.findings.test_record import fault
 from tests.web.serving import serving
 
@@ -61,7 +61,10 @@ def test_an_attempt_is_merged_of_all_its_nodes() -> None:
     entries = [
         attempt(
             begin=START + at, end=START + 10 + at, value=100.0 - at,
-            card={"first_step": 5 - at, "step_seconds": [1.0 + at, 9.0], "memory_peak_bytes": at},
+            card={
+                "again": at == 1, "first_step": 5 - at,
+                "step_seconds": [1.0 + at, 9.0], "memory_peak_bytes": at,
+            },
         )
         for at in (2, 1)
     ]  # fmt: skip
@@ -77,9 +80,29 @@ def test_an_attempt_is_merged_of_all_its_nodes() -> None:
     assert (found["begin"], found["end"]) == (START + 1, START + 12)
     assert (found["first_step"], found["step"]) == (3, 98.0)
     assert (found["step_seconds"], found["memory_peak_bytes"]) == ([3.0, 9.0], 2)
-    assert (found["ranks"], found["nodes"]) == (4, ["n0", "n1"])
+    assert (found["ranks"], found["nodes"], found["again"]) == (4, ["n0", "n1"], True)
     entries[1].end = None
     assert merged()["end"] is None
+
+
+def test_what_is_one_attempt_of_several_nodes() -> None:
+    """What begins while the run lasts on one of them, by its mark; another user's is another
+    run.
+    """
+
+    def on(name: str, begin: float, end: float, **card: Any) -> AgentAnswer:
+        entry = attempt(begin=START + begin, end=START + end, card=card)
+        return AgentAnswer(name, document={"entries": [], "runs": [entry]})
+
+    first = [on("n1", 0, 10), on("n2", 0, 100)]
+    for late, attempts in (
+        (on("n3", 100, 110), {"slurm-4711": 1}),
+        (on("n3", 101, 110), {"slurm-4711": 2}),
+        (on("n3", 50, 60, mark=7), {"slurm-4711": 2}),
+        (on("n3", 50, 60, user=7), {"slurm-4711": 1, "slurm-4711 (uid 7)": 1}),
+    ):
+        found = runs([*first, late])
+        assert {run: len(parts) for run, parts in found.items()} == attempts
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import bcrypt
 import pytest
 
 from dshealthd.web import auth
-from dshealthd.web.auth import Authenticator, problem
+from dshealthd.web.auth import Authenticator, _nobody, problem
 from tests.stopwatch import Stopwatch
 from tests.web.serving import serving
 
@@ -127,6 +127,14 @@ async def test_guesses_do_not_push_out_who_is_let_in() -> None:
             await authenticator.refusal(USERS, basic("alice", str(number).encode()), CLIENT) == 401
         )
     assert (len(authenticator._passed), len(authenticator._failed)) == (1, REMEMBERED)
+
+
+@pytest.mark.parametrize(("costs", "cost"), [((), 10), ((4, 12, 8), 12)])
+def test_the_hash_of_an_unknown_name(costs: tuple[int, ...], cost: int) -> None:
+    """As bcrypt has them, and as costly as the costliest known one."""
+    users = {f"{cost}": f"$2b${cost:02}${'x' * 53}" for cost in costs}
+    hash = _nobody(users)
+    assert (problem(hash), hash[:7]) == (None, f"$2b${cost}$")
 
 
 def test_unknown_name_takes_as_long_as_a_wrong_password() -> None:

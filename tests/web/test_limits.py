@@ -19,7 +19,6 @@ import pytest
 
 from dshealthd.config.config import Web
 from dshealthd.http.connection import Connection, Requests
-from dshealthd.http.connection_limiter import ConnectionLimiter, client_of
 from tests.flood import flooding
 from tests.leftovers import without_search
 from tests.stopwatch import Stopwatch
@@ -91,45 +90,6 @@ def is_refused(served: Served, source: str) -> bool:
             return closed_after(connection) < 0.5
     except ConnectionResetError:
         return True
-
-
-@pytest.mark.parametrize(
-    ("host", "client"),
-    [
-        ("192.0.2.7", "192.0.2.7"),
-        ("::ffff:192.0.2.7", "192.0.2.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
-        ("fe80::1:2", "fe80::1:2"),
-        ("fe80::1:2%3", "fe80::1:2%3"),
-    ],
-)
-def test_client_of_an_address(host: str, client: str) -> None:
-    """A client is an IPv4 address, also a mapped one, or an IPv6 network of 64 bits. Of the
-    link-local one it is the address.
-    """
-    assert client_of(host) == client
-
-
-def test_who_may_take_the_place_of_another() -> None:
-    """A known client always, another one unless sixteen connections are being closed; the last
-    4,096 are known.
-    """
-    gate = ConnectionLimiter(limit=2, limit_per_address=1)
-    for number in range(4097):
-        gate.know(f"client {number}")
-    for closing, may in ((15, [True, True]), (16, [False, True])):
-        gate.closing = closing
-        assert [gate._may_evict(client) for client in ("client 0", "client 1")] == may
-
-
-def test_gate_forgets_clients_that_have_gone() -> None:
-    """What the gate remembers is bounded by the connections that are open."""
-    gate = ConnectionLimiter(limit=2, limit_per_address=1)
-    for number in range(100):
-        assert gate.admit(f"192.0.2.{number}")
-        assert not gate.admit(f"192.0.2.{number}")
-        gate.release(f"192.0.2.{number}")
-    assert (gate.total, len(gate._open)) == (0, 0)
 
 
 def answered_and_closed(served: Served) -> None:

@@ -8,17 +8,19 @@ import logging
 import re
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dshealthd.core.collector import Sample, gauge
+from dshealthd.core.collector import Reason, Sample, gauge
 from dshealthd.core.exposition import CONTENT_TYPE
-from dshealthd.core.result import CollectionOutcome, CollectionResult
+from dshealthd.core.result import CollectionOutcome, CollectionResult, failed
 from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
+from dshealthd.web import server as web_server
 from dshealthd.web.page_files import page_files
 from dshealthd.web.server import REQUESTS, Server, _to_open
 from tests.waiting import until
@@ -179,6 +181,27 @@ def test_sample_that_cannot_be_shown_costs_itself() -> None:
     assert [sample["value"] for sample in shown] == [1.0, 3.0]
     (lacking,) = document["left_out"]
     assert lacking["part"] == "sample of dshealthd_odd"
+
+
+def test_texts_of_a_status_are_bounded() -> None:
+    """Of an error of a driver or a file system, the first 500 characters are enough."""
+    snapshot = Snapshot(time.monotonic, time.time)
+    snapshot.expect("bad", 10.0)
+    snapshot.put("bad", failed(Reason.IO_ERROR, 499 * "x" + "yz"))
+    with serving(snapshot) as served:
+        (bad,) = json.loads(served.ask("/api/v1/status")[1])["collectors"]
+    assert bad["detail"] == 499 * "x" + "y"
+
+
+def test_a_status_is_made_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most, as it takes a thousand times as long as a scrape."""
+    now = [100.0]
+    clocks = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    monkeypatch.setattr(web_server, "time", clocks)
+    server = Server(options(), small_snapshot(), list, SelfMetrics(0), str)
+    first = server.status()
+    for now[0], same in ((100.49, True), (100.5, False)):
+        assert (server.status() is first) is same
 
 
 def test_status_is_packed_for_who_wants_it(served: Served) -> None:

@@ -32,6 +32,8 @@ _FIRST, _EXTENDED = 0x40, 0x100
 """Where a device's capabilities, and its extended ones, begin."""
 _PCIE, _ACS = 0x10, 0x0D
 """Identifiers of the capabilities PCI Express and Access Control Services."""
+_CAPABILITY = struct.Struct("<4H")
+"""The beginning of an extended capability, and the control bits of ACS after it."""
 _REDIRECTS = 0x04 | 0x08 | 0x10
 """Control bits that send peer-to-peer traffic up to the root complex: requests, completions,
 upstream forwarding (pci_regs.h, PCI_ACS_RR, PCI_ACS_CR, PCI_ACS_UF)."""
@@ -43,8 +45,8 @@ def parse_acs(config: bytes) -> int | None:
     `config` is its configuration space, complete.
     """
     at, kind = config[0x34], None
-    for _ in range(48):  # as many capabilities as the first 256 bytes can hold
-        if not _FIRST <= at < _EXTENDED - 4:
+    for _ in range(CONFIG_SIZE):  # whose capabilities may lead around in a circle
+        if at < _FIRST:
             break
         if config[at] == _PCIE:
             kind = config[at + 2] >> 4
@@ -52,10 +54,10 @@ def parse_acs(config: bytes) -> int | None:
     if kind != _DOWNSTREAM_PORT:
         return None
     offset = _EXTENDED
-    for _ in range((CONFIG_SIZE - _EXTENDED) // 8):
-        if not _EXTENDED <= offset <= CONFIG_SIZE - 8:
+    for _ in range(CONFIG_SIZE):
+        if not _EXTENDED <= offset <= CONFIG_SIZE - _CAPABILITY.size:
             break
-        capability, following, _, control = struct.unpack_from("<4H", config, offset)
+        capability, following, _, control = _CAPABILITY.unpack_from(config, offset)
         if capability == _ACS:
             return int(control)
         offset = following >> 4  # after the version

@@ -27,7 +27,7 @@ LAUNCHERS = frozenset(("slurmd", "slurmstepd"))
 def _launchers(host: Host) -> Iterator[tuple[str, ProcessLimits]]:
     """Yield the daemons here that start jobs, with the limits that jobs inherit."""
     seen = set()
-    for pid in sorted(filter(str.isdecimal, os.listdir(host.procfs)), key=int):
+    for pid in filter(str.isdecimal, os.listdir(host.procfs)):  # /proc has them in order
         with contextlib.suppress(OSError, ValueError, ArithmeticError):  # it has ended
             name = read(host.proc(f"{pid}/comm")).strip()
             if name in LAUNCHERS and name not in seen:

@@ -1,4 +1,4 @@
-"""Checks that could not look, and do not say ok."""
+"""Checks that show findings: where they could not look, they do not say ok."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from dshealthd.doctor.snapshot_check import SnapshotCheck
 from tests.doctor.looks import named, results
-from tests.doctor.test_snapshot_checks import Scene, seen
+from tests.doctor.test_snapshot_check import Scene, seen
 
 GPU = ("gpu_up", 1, "3", "GPU-d")
 PORTS = ("rendezvous_ports", 101)
