@@ -257,7 +257,7 @@ class JobActivity(Collector):
                 continue
             place = self.host.proc(str(process.pid))
             try:
-                moved = parse_io(read_bytes(f"{place}/io", 4096))
+                moved = parse_io(read_bytes(f"{place}/io"))
                 stat = read_stat(self.host, process.pid)
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended

@@ -210,7 +210,7 @@ class NcclInspector(Collector):
         """Return the UUIDs of this node's GPUs, which Inspector files name; empty if unknown."""
         place = self.host.proc("driver/nvidia/gpus")
         try:
-            texts = [read(f"{place}/{slot}/information", 4096) for slot in os.listdir(place)]
+            texts = [read(f"{place}/{slot}/information") for slot in os.listdir(place)]
         except OSError:
             return frozenset()
         return frozenset(match[1] for text in texts if (match := _UUID.search(text)))

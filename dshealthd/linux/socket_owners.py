@@ -60,7 +60,7 @@ class Owner:
         return None if self._parent_started_it is None else not self._parent_started_it
 
     def _read(self) -> Stat:
-        return parse_stat(read_bytes(self._host.proc(f"{self._pid}/stat"), 4096))
+        return parse_stat(read_bytes(self._host.proc(f"{self._pid}/stat")))
 
 
 def started_by(host: Host, pid: int, parent: int) -> bool | None:

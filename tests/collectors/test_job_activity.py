@@ -324,13 +324,13 @@ def test_the_watchdog_of_a_job(tmp_path: Path) -> None:
 
 def test_ports_for_clients(tmp_path: Path) -> None:
     """A port that a rank has chosen is told; not one that the kernel has assigned, as of NCCL's and
-    gloo's connections, nor that of the job's own store, nor that of RAS.
+    gloo's connections, nor that of the job's own store, nor that of RAS. Of many the first 64.
     """
     scene = Scene(tmp_path)
     (scene.machine.root / "sys/net/ipv4").mkdir(parents=True)
     (scene.machine.root / "sys/net/ipv4/ip_local_port_range").write_text("32768\t60999\n")
     (scene.machine.root / "sys/net/ipv4/ip_local_reserved_ports").write_text("\n")
-    ports = (8000, 29500, 28028, 40000)
+    ports = (*range(8000, 8065), 29500, 28028, 40000)
     place = scene.machine.root / "10"
     (place / "net").mkdir(exist_ok=True)
     lines = [
@@ -340,7 +340,8 @@ def test_ports_for_clients(tmp_path: Path) -> None:
     (place / "net" / "tcp").write_text("  sl  local_address\n" + "".join(lines))
     for slot, port in enumerate(ports):
         (place / "fd" / str(slot)).symlink_to(f"socket:[{port}]")
-    assert values(scene.collect(10.0), SERVES) == {("slurm-7", "3", "8000"): 1.0}
+    told = {("slurm-7", "3", str(port)): 1.0 for port in range(8000, 8064)}
+    assert values(scene.collect(10.0), SERVES) == told
 
 
 @pytest.mark.parametrize(("line", "name"), [

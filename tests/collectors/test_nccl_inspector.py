@@ -149,11 +149,14 @@ def test_directory_named_twice(node: Node) -> None:
 
 def test_job_of_another_owner(node: Node) -> None:
     """A file that names a Slurm job of which its owner has no process here is not shown as that
-    job's.
+    job's, but as its owner's only one; of one that has, as that job's.
     """
     node.rank(SLURM_JOB_ID="12")
     node.write(line(400, 1000, job="99"))
     assert {labels[0] for labels in bandwidths(node.collect())} == {"slurm-12"}
+    node.rank(51, SLURM_JOB_ID="13")
+    node.write(line(400, 1000, job="13"))
+    assert {labels[0] for labels in bandwidths(node.collect())} == {"slurm-13"}
 
 
 def test_shared_directory(node: Node) -> None:

@@ -342,6 +342,11 @@ def test_quarantined_gpu(node: Node) -> None:
     assert seen.reasons("ecc") == {"gpu 3": Reason.TIMEOUT}
     assert seen.value("gpu_up", gpu="3", uuid="") == 0
     assert node.simulator.calls()["nvmlDeviceGetHandleByIndex_v2"] == 7
+    node.simulator.fault("fail", 999, function="nvmlDeviceGetUUID", gpu=2)
+    for _ in range(3):
+        node.collect("gpu", blocked={"gpu 3": Reason.TIMEOUT}, advance=REFRESH)
+    assert {event for event, _, _ in node.simulator.trace()} == {"init"}  # nor is NVML opened anew
+    node.simulator.clear_faults()
     assert node.collect().value("gpu_up", gpu="3", uuid=node.uuid(3)) == 1
 
 
