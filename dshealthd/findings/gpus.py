@@ -139,7 +139,7 @@ def off_bus(series: Series, wall: float) -> list[Point]:
 
 
 def _logged(series: Series, alert: str, xids: Collection[str]) -> Iterator[Sign]:
-    """Yield a sign for each GPU with such an Xid since its last reset."""
+    """Yield a sign for each GPU with one of these Xids since its last reset."""
     for labels, at in series(_XID, xid=xids):
         yield Sign(alert, f"Xid {labels['xid']}", labels, source=_XID, since=at)
 

@@ -96,7 +96,7 @@ class Window:
             self._series, self._raw, self._dimensions = {}, {}, names
 
     def add(self, now: float, samples: Sequence[tuple[Labels, float]]) -> None:
-        """Record the values of monotonic time `now`, once."""
+        """Record the values of the window's series at monotonic time `now`, once."""
         self.asked = now
         if now <= self._added:
             return

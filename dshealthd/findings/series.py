@@ -123,7 +123,7 @@ class Series:
         return self._past is not None
 
     def limit(self, name: str) -> float:
-        """Return the limit of this name."""
+        """Return the configured limit of this name."""
         return float(getattr(self.limits, name))
 
     def rise(
@@ -255,7 +255,7 @@ class _Names:
         self._before = self._now
 
     def turn(self) -> None:
-        """Start the next moment."""
+        """Forget the label mappings that the last judgement has not used."""
         self._now, self._before = {}, self._now
 
     def of(self, dimensions: tuple[str, ...], values: tuple[str, ...]) -> Mapping[str, str]:

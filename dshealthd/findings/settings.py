@@ -82,7 +82,7 @@ def _of_job(
 
 
 def _wrong(labels: Mapping[str, str]) -> str:
-    """Return what is wrong with a variable; empty for what is no problem of NCCL's."""
+    """Return what is wrong with an NCCL variable; empty for what is no problem of NCCL's."""
     variable, problem = labels["variable"], labels["problem"]
     if variable in OF_DEVICES and problem in DEVICES:
         return f"{variable} {DEVICES[problem]}"

@@ -89,7 +89,7 @@ def stalls(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def of_processes(series: Series) -> dict[str, dict[str, str]]:
-    """Return what is wrong with ranks of each job by their processes: a rank for each, in words."""
+    """Return which ranks of each job have ended or are stopped by their processes, in words."""
     found: dict[str, dict[str, str]] = {}
     for labels, seconds in series("job_rank_trouble_seconds", what=set(TROUBLES)):
         job, what = labels["training_job"], labels["what"]

@@ -213,7 +213,7 @@ class Trends:
     def _begin(
         self, metric: Metric, labels: tuple[str, ...], step: int
     ) -> tuple[FigureHistory, str] | None:
-        """Return line and part of a series; None if there is no room for one more."""
+        """Begin the line of a series; None if there is no room for one more."""
         named = dict(zip(metric.dimensions, labels, strict=True))
         figure, part = FIGURES[metric.name], part_name(named, "")
         key = named.get("uuid") or part, figure.what.format(**named)

@@ -23,7 +23,7 @@ class Users:
     """The training jobs that use, or have just used, this node's parts."""
 
     def __init__(self, series: Series) -> None:
-        """Read them from `series`, and from its past if it has one."""
+        """Read which ranks have which GPU from `series`, and from its past if it has one."""
         self._by_gpu: defaultdict[str, Counter[str]] = defaultdict(Counter)
         """Ranks by job, of a GPU by its UUID and by its index."""
         located: defaultdict[str, set[str]] = defaultdict(set)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dshealthd.collectors import ecc, gpu, gpu_processes, nvlink, nvlink_domain, pcie
 from dshealthd.collectors.gpu import THROTTLE_REASONS
 from dshealthd.core.collector import Reason
 from dshealthd.core.exposition import render
@@ -73,7 +74,8 @@ def test_exposition(tmp_path: Path, profile: str) -> None:
         for key, value in SCENES[profile].items():
             node.simulator.set(1, key, value)
         seen = node.collect()
-    for name in ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes"):
+    for module in (gpu, ecc, nvlink, nvlink_domain, pcie, gpu_processes):
+        name = module.__name__.rpartition(".")[2]
         result = seen.results[name]
         text = render(result.samples)
         assert text == (FIXTURES / name / f"{profile}.prom").read_text(encoding="utf-8")
