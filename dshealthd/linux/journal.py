@@ -118,7 +118,7 @@ class _File:
             raise _Damaged(message) from error
 
     def _whole_record(self, place: int) -> KernelLogRecord | None:
-        """Return the kernel log record of an entry; None if it is damaged, which `damaged` keeps."""
+        """Return the kernel log record of an entry; None if damaged, as `damaged` then tells."""
         try:
             return self._record(place)
         except (_Damaged, struct.error, ValueError, ArithmeticError) as error:
