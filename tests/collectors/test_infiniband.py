@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 import urllib.request
@@ -16,6 +17,7 @@ import pytest
 from dshealthd.collectors.infiniband import (
     ERRORS,
     FLAPS,
+    PHYSICAL_STATE,
     PORT_INFO,
     RATE,
     RECEIVE_BYTES,
@@ -222,6 +224,18 @@ def test_unknown_states(bench: Adapters) -> None:
     result = bench.collect()
     assert up(result)["mlx5_0"] == up(result)["mlx5_1"] == 0
     assert values(result, STATE)["mlx5_0", "1", "unknown"] == 1
+
+
+@pytest.mark.parametrize("text", [
+    "0: NOP", "1: DOWN", "2: INIT", "3: ARMED", "4: ACTIVE", "5: ACTIVE_DEFER",
+    "1: Sleep", "2: Polling", "3: Disabled", "5: LinkUp", "6: LinkErrorRecovery", "7: Phy Test",
+])  # fmt: skip
+def test_states_have_the_kernels_names(bench: Adapters, text: str) -> None:
+    """A state is shown as the kernel's own text has it (drivers/infiniband/core/sysfs.c)."""
+    file, metric = ("state", STATE) if text.isupper() else ("phys_state", PHYSICAL_STATE)
+    bench.write(f"{PORT_1}/{file}", text)
+    name = re.sub(r" |(?<=[a-z])(?=[A-Z])", "_", text[3:]).lower()
+    assert values(bench.collect(), metric)["mlx5_1", "1", name] == 1
 
 
 @pytest.mark.parametrize(("samples", "flaps"), [
