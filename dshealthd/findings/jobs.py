@@ -34,6 +34,8 @@ SETTLED_STEPS = 100
 """Steps in which the loss scale finds its place."""
 BEFORE_END = 900.0
 """Seconds within which memory that ran out explains the end of a rank."""
+STANDS_SECONDS = 120.0
+"""Seconds for which the step at which a rank's loss was lost must stand: some steps of any job."""
 NORM_SECONDS = 900.0
 """Seconds for which the gradient norm must stay high: it spikes in healthy training, too."""
 AT_ONCE = 1.0
@@ -184,8 +186,10 @@ def losses(series: Series, _wall: float) -> Iterator[Sign]:
     series.add([SINCE(at, job, rank) for job, ranks in lost.items() for rank, at in ranks.items()])
     # It moves if not every step reports its loss; then it says nothing.
     name = short_name(SINCE)
-    lowest = keyed(series.lowest(name, 120.0), "training_job", "rank")
-    highest = keyed(series.highest(name, 120.0), "training_job", "rank")
+    lowest, highest = (
+        keyed(measure(name, STANDS_SECONDS), "training_job", "rank")
+        for measure in (series.lowest, series.highest)
+    )
     for job, ranks in lost.items():
         known = all(
             (job, rank) in lowest and lowest[job, rank] == highest[job, rank] for rank in ranks
