@@ -44,7 +44,7 @@ FAILED = frozenset(("hung", "failed", "unreachable", "refused", "unauthorized", 
 
 def agent_troubles(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about what keeps the agent from working."""
-    waiting = any(series("path_failing", reason=("timeout", "stuck")))
+    waiting = series.has("path_failing", reason=("timeout", "stuck"))
     for labels, value in series("worker_stuck"):
         if labels["worker"] != "device" and value > 0 and not waiting:
             reason = "a worker hangs in the kernel, as whatever else touches its device would"

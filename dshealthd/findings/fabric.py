@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.past import HOUR, WEEK
 from dshealthd.findings.series import (
     RECENT,
     by,
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
     Port = tuple[str, str]
 
-HOUR, DAY = 3600.0, 86400.0
-WEEK = 7 * DAY
 """Time for which the agent remembers a port, an interface or an adapter that is gone."""
 BLIP = 30.0
 """Seconds that a port must be down to be found so (the hold), as NVSentinel and gpud have it."""
@@ -98,7 +97,7 @@ def ports(series: Series, _wall: float) -> Iterator[Sign]:
         _pair(labels): labels["interface"] for labels, _ in series("infiniband_port_info")
     }
     told = set()
-    in_job = any(ranks for _, ranks in series("job_ranks")) or any(series("job_step"))
+    in_job = any(ranks for _, ranks in series("job_ranks")) or series.has("job_step")
     for port, state in _down(series).items():
         told.add(interfaces.get(port))
         # An Ethernet port that has moved no RDMA may be one for management.

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.past import HOUR, WEEK
 from dshealthd.findings.series import RECENT, each, each_over, flagged, logged, over
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ FABRIC_VERSIONS = frozenset(("5.0", "6.0"))
 """NVLink versions whose switch links need registration; on older ones state 0 is not a fault."""
 
 QUARTER = 900.0
-WEEK = 7 * 86400.0
 """Time for which a GPU that is gone, and how it was linked, is remembered."""
 _CORRECTED = "have errors that they repair"
 NVLINK_ERRORS = {
@@ -223,7 +223,7 @@ def pcie(series: Series, _wall: float) -> Iterator[Sign]:
     for event, reason in PCIE_EVENTS.items():
         fatal += logged(series, PCIE, event, part=DEVICE, reason=reason)
     # One is logged once, and what it broke stays broken.
-    yield from each(fatal, apart="fatal", hold=0.0, keep=3600.0)
+    yield from each(fatal, apart="fatal", hold=0.0, keep=HOUR)
 
 
 def _slow_pcie(series: Series) -> Iterator[Sign]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.past import DAY, HOUR
 from dshealthd.findings.series import RECENT, each, each_over, flagged, logged, over, share, some
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 BUSY, NEAR = "DshealthdRendezvousPortsBusy", "DshealthdHostLimitNear"
 ERROR = "DshealthdHostErrors"
 MEET = "DshealthdRanksDoNotMeet"
-HOUR, DAY = 3600.0, 86400.0
 SHRINKS = 60.0
 """Seconds over which available memory is seen to shrink."""
 RUNS_OUT = 600.0

@@ -156,7 +156,7 @@ def at_work(series: Series, job: str, ranks: int) -> dict[str, bool] | None:
 def occupied(series: Series, job: str) -> bool:
     """Return whether a rank of a job here waits for somebody outside it, or serves clients."""
     return any(
-        any(series(name, training_job=job))
+        series.has(name, training_job=job)
         for name in ("job_rank_awaits_info", "job_rank_serves_info")
     )
 

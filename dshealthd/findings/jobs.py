@@ -11,6 +11,7 @@ from dshealthd.core.collector import gauge
 from dshealthd.core.text import MOST_NAMED
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
+from dshealthd.findings.past import HOUR
 from dshealthd.findings.series import by, keyed, over, short_name, some
 from dshealthd.findings.settings import likely, ranks_named
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
@@ -115,7 +116,7 @@ def ends(series: Series, wall: float) -> Iterator[Sign]:
     heard = ended.keys() | {labels["training_job"] for labels, _ in series("job_step")}
     for labels, ago in series("job_rank_trouble_seconds", what={"killed", "crashed"}):
         job = labels["training_job"]
-        if job not in heard and not any(series("job_watchdog_seconds", training_job=job)):
+        if job not in heard and not series.has("job_watchdog_seconds", training_job=job):
             ended.setdefault(job, []).append((wall - ago, {**labels, "how": labels["what"]}))
     # The kernel's log names no job.
     ranks_before = list(series.highest("job_ranks", BEFORE_END))
@@ -209,7 +210,7 @@ def gradients(series: Series, _wall: float) -> Iterator[Sign]:
     limit, name = "gradient_norm_ratio", short_name(NORM)
     least = by(series.lowest(name, NORM_SECONDS, full=True), "training_job")
     lost = {labels["training_job"] for labels, value in series("job_loss_finite") if not value}
-    for labels, usual in series.usual(name, 3600.0, series.limit(limit)):
+    for labels, usual in series.usual(name, HOUR, series.limit(limit)):
         job = labels["training_job"]
         if usual > 0 and least.get(job, 0.0) > series.limit(limit) * usual and job not in lost:
             yield Sign(

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 STEPS = 30
 """Steps of a window: where it begins is exact to a thirtieth of its length."""
-LASTING = 86400.0
+HOUR, DAY = 3600.0, 86400.0
+WEEK = 7 * DAY
+"""Seconds."""
+LASTING = DAY
 """Seconds after which a level far above the usual is the series' own: nobody mends it any more."""
 MAX_SERIES = 2048
 """Most series of one window; further ones are not kept. 16 GPUs with 18 links have 288 of a

@@ -24,6 +24,7 @@ from dshealthd.core.state_writer import StateFile
 from dshealthd.findings.catalogue import catalogue
 from dshealthd.findings.entry import MARKS, MAX_TEXT, RUN, Entry, Words
 from dshealthd.findings.finding import ORDER, Moment, State
+from dshealthd.findings.past import DAY, HOUR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -48,7 +49,6 @@ SCHEMA = 1
 """Version of `/api/v1/history`; see docs/history.md."""
 VERSION = 1
 """Version of the file; one of another begins anew."""
-DAY, HOUR = 86400.0, 3600.0
 KEPT = 90 * DAY
 """Seconds for which the record goes back."""
 WINDOW = 30
@@ -74,7 +74,7 @@ been set: NTP slews both. It also moves while the node is suspended.
 """
 SLACK = 30.0
 """Most seconds between two judgements that count as watched: three times the usual distance."""
-SAVE_EVERY = 3600.0
+SAVE_EVERY = HOUR
 """Seconds between two writes while nothing has happened: of how long the node was watched."""
 _Seconds = Annotated[float, schema.Number(0, DAY)]
 

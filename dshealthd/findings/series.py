@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dshealthd.core.collector import Metric, MetricKind, Sample
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import Limits
-from dshealthd.findings.past import Measure
+from dshealthd.findings.past import DAY, Measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DEFAULTS = Limits()
 RECENT = 600.0
 """Seconds for which a line of the kernel log counts as current."""
-LINES_COUNT = 86400.0
+LINES_COUNT = DAY
 """Most seconds for which rules count lines of the kernel log."""
 UNNAMED = frozenset(("", "other"))
 """Devices of kernel events that lines do not name, or that are too many to be named."""
@@ -224,6 +224,10 @@ class Series:
             for sample, point in zip(self._with(name, {}), self(name), strict=True)
             if not over(point)
         ]
+
+    def has(self, name: str, **labels: Wanted) -> bool:
+        """Return whether there is a matching series."""
+        return bool(self._with(name, labels))
 
     def value(self, name: str, **labels: Wanted) -> float | None:
         """Return the value of the first matching series; None if there is none."""

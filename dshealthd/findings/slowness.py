@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.collector import gauge
 from dshealthd.findings import fabric, launches
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.past import HOUR
 from dshealthd.findings.series import by, keyed, over, short_name
 from dshealthd.findings.settings import ranks_named
 from dshealthd.findings.stalls import of_gpus
@@ -124,7 +125,7 @@ def steps(series: Series, _wall: float) -> Iterator[Sign]:
     hung = {job for job, found in series.standstills.items() if found.shown}
     busy = _busy_as_usual(series)
     told = set()
-    for labels, usual in series.usual(name, 3600.0, series.limit(limit)):
+    for labels, usual in series.usual(name, HOUR, series.limit(limit)):
         job = labels["training_job"]
         now = series.value(name, training_job=job)
         if now is not None and usual and now > series.limit(limit) * usual and job not in hung:
@@ -160,7 +161,7 @@ def _busy_as_usual(series: Series) -> set[str]:
     within = 2 / (1 + (1 + (slowed - 1) * waiting) / slowed)
     return {
         labels["training_job"]
-        for labels, usual in series.usual(short_name(REST), 3600.0, within)
+        for labels, usual in series.usual(short_name(REST), HOUR, within)
         if now.get(labels["training_job"], math.inf) <= within * usual
     }
 
@@ -199,7 +200,7 @@ def _variance(series: Series, labels: Mapping[str, Any]) -> float:
     """Return by how much a node's ranks differ, at least as much as in the last hour."""
     name = "job_node_work_variance"
     now = series.value(name, **labels) or 0.0
-    return max(now, *(value for _, value in series.mean(name, 3600.0, **labels)), 0.0)
+    return max(now, *(value for _, value in series.mean(name, HOUR, **labels)), 0.0)
 
 
 def detours(series: Series, _wall: float) -> Iterator[Sign]:

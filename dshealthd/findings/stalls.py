@@ -93,7 +93,7 @@ def of_processes(series: Series) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for labels, seconds in series("job_rank_trouble_seconds", what=set(TROUBLES)):
         job, what = labels["training_job"], labels["what"]
-        if not any(series("job_watchdog_seconds", training_job=job)):
+        if not series.has("job_watchdog_seconds", training_job=job):
             continue  # it has ended here, and does not stall
         idle = series.value("job_idle_seconds", training_job=job) or 0.0
         if seconds >= FLOOR and (what not in UNLESS_AT_WORK or idle >= IDLE_SECONDS):
@@ -106,7 +106,7 @@ def arrivals(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs of which some ranks have begun a communicator that others lack."""
     name = "job_nccl_ranks"
     for job, count in by(series(name, state="init"), "training_job", max).items():
-        if count > 0 and not any(series("job_step", training_job=job)):
+        if count > 0 and not series.has("job_step", training_job=job):
             named = several(_troubles(series, job)) or "NCCL names none in trouble"
             reason = "its ranks have been initializing a communicator for minutes, without a step"
             yield Sign(
