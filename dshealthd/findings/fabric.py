@@ -122,8 +122,6 @@ def _link_down(device: str, source: str) -> Sign:
 def names_in_faults(part: str) -> set[str]:
     """Return how the collector names a port (`mlx5_3/1`) that it cannot read, or its device."""
     device, _, port = part.lower().partition("/")
-    if not device or not port:
-        return set()
     return {f"infiniband {device}", f"infiniband {device} port {port}"}
 
 
