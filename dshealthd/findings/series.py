@@ -344,6 +344,11 @@ def keyed(points: Iterable[Point], *labels: str) -> dict[tuple[str, ...], float]
     return {tuple(point.labels[label] for label in labels): point.value for point in points}
 
 
+def of_gpus(series: Series, name: str, **labels: str) -> dict[tuple[str, ...], float]:
+    """Return the values of a metric by GPU: its index and UUID."""
+    return keyed(series(name, **labels), "gpu", "uuid")
+
+
 def some(points: Iterable[Point]) -> bool:
     """Return whether a point's value is above 0."""
     return any(point.value > 0 for point in points)

@@ -189,7 +189,7 @@ def _apart(series: Series) -> Iterator[tuple[str, str]]:
 
 
 def ranks_named(ranks: Collection[str]) -> str:
-    """Return ranks in their order: `rank 3`, or `ranks 0, 1, 2 and 5 more`."""
+    """Return ranks in words, in their order: `rank 3`, or `ranks 0, 1, 2 and 5 more`."""
     named = sorted(ranks, key=lambda rank: (len(rank), rank))
     more = len(named) - MOST_NAMED
     listed = ", ".join(named[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -11,9 +11,8 @@ from dshealthd.core.collector import gauge
 from dshealthd.findings import fabric, launches
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.past import HOUR
-from dshealthd.findings.series import by, keyed, over, short_name
+from dshealthd.findings.series import by, keyed, of_gpus, over, short_name
 from dshealthd.findings.settings import ranks_named
-from dshealthd.findings.stalls import of_gpus
 from dshealthd.jobs.own_work import LOSS, SCALES, NodeRanks, RankFigures, slow_ranks
 
 if TYPE_CHECKING:
@@ -180,7 +179,7 @@ def ranks(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def of_job(series: Series, job: str) -> Iterator[NodeRanks]:
-    """Yield what this node tells of the ranks of a job, by time and role."""
+    """Yield the own work of a job's ranks as this node exports it, by time and role."""
     for over_time, (labels, step) in product(
         SCALES, series("job_node_step_seconds", training_job=job)
     ):

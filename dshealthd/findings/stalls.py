@@ -10,7 +10,7 @@ from dshealthd.core.text import several
 from dshealthd.findings import launches
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.jobs import ENDS
-from dshealthd.findings.series import by
+from dshealthd.findings.series import by, of_gpus
 from dshealthd.findings.settings import likely
 from dshealthd.findings.work import work
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
@@ -160,7 +160,7 @@ def _waiting(series: Series) -> Counter[str]:
     whose processes are not seen, where several jobs are.
     """
     utilization = of_gpus(series, "gpu_utilization_ratio")
-    users: dict[tuple[str, str], str] = {}
+    users: dict[tuple[str, ...], str] = {}
     for labels, _ in series("job_gpu_info"):
         gpu = labels["gpu"], labels["uuid"]
         users.setdefault(gpu, labels["training_job"])
@@ -173,7 +173,7 @@ def _waiting(series: Series) -> Counter[str]:
     return found
 
 
-def waiting_gpus(series: Series) -> set[tuple[str, str]]:
+def waiting_gpus(series: Series) -> set[tuple[str, ...]]:
     """Return the GPUs that seem to wait in a kernel: their index and UUID."""
     limits = series.limits
     power = of_gpus(series, "gpu_power_watts")
@@ -191,16 +191,9 @@ def waiting_gpus(series: Series) -> set[tuple[str, str]]:
     }
 
 
-def of_gpus(series: Series, name: str, **labels: str) -> Mapping[tuple[str, str], float]:
-    """Return the values of a metric by GPU: its index and UUID."""
-    return {
-        (point.labels["gpu"], point.labels["uuid"]): point.value for point in series(name, **labels)
-    }
-
-
-def _traffic(series: Series) -> Mapping[tuple[str, str], float]:
+def _traffic(series: Series) -> Mapping[tuple[str, ...], float]:
     """Return the bytes per second that GPUs move over PCIe, by GPU; 0 where that is unknown."""
-    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    found: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for name in BUS:
         for labels, moved in series.rise(name, BUS_SECONDS):
             found[labels["gpu"], labels["uuid"]] += moved / BUS_SECONDS

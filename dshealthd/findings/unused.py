@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.idleness import occupied
-from dshealthd.findings.stalls import of_gpus
+from dshealthd.findings.series import of_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
