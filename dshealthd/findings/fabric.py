@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.past import HOUR, WEEK
+from dshealthd.findings.past import HOUR, MINUTES_5, MINUTES_15, WEEK
 from dshealthd.findings.series import (
     RECENT,
     by,
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     Port = tuple[str, str]
 
-"""Time for which the agent remembers a port, an interface or an adapter that is gone."""
 BLIP = 30.0
 """Seconds that a port must be down to be found so (the hold), as NVSentinel and gpud have it."""
 IN_JOB = 7.0
@@ -208,7 +207,7 @@ def _slow(series: Series) -> Iterator[Sign]:
     name, apart = "infiniband_port_rate_bytes_per_second", _ethernet(series).keys()
     down = {_pair(labels) for labels, value in series("infiniband_port_up") if not value}
     best = {_pair(labels): value for labels, value in series.peak(name, WEEK)}
-    for labels, value in series.highest(name, 300.0, full=True):
+    for labels, value in series.highest(name, MINUTES_5, full=True):
         limit = best[_pair(labels)]
         there = series.value(name, **labels) is not None
         if there and value < limit and _pair(labels) not in apart | down and _settled(series):
@@ -276,7 +275,7 @@ def _flapping(series: Series) -> Iterator[Sign]:
         for labels, value in series.highest("infiniband_port_up", BLIP, full=True)
     )
     name = short_name(LONG_DOWN)
-    found = {_pair(labels) for labels, value in series.highest(name, 900.0) if value}
+    found = {_pair(labels) for labels, value in series.highest(name, MINUTES_15) if value}
     found |= {_pair(labels) for labels, value in series("infiniband_port_up") if not value}
     for labels, value in series.rise(errors, RECENT, type="link_downed"):
         if value > 0 and _pair(labels) not in found:

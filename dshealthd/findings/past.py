@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 STEPS = 30
 """Steps of a window: where it begins is exact to a thirtieth of its length."""
-HOUR, DAY = 3600.0, 86400.0
+MINUTES_5, MINUTES_15, HOUR, DAY = 300.0, 900.0, 3600.0, 86400.0
 WEEK = 7 * DAY
-"""Seconds."""
+"""Seconds over which rules look back unless their subject has a time of its own. What is gone, such
+as a port, and how it was, is remembered for a week."""
 LASTING = DAY
 """Seconds after which a level far above the usual is the series' own: nobody mends it any more."""
 MAX_SERIES = 2048

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.text import MOST_NAMED, several
 from dshealthd.findings.fabric import fabric_up
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.past import MINUTES_5
 from dshealthd.findings.series import by, some
 from dshealthd.jobs.ras.policy import AskReason, decide
 
@@ -112,7 +113,7 @@ def transports(series: Series, _wall: float) -> Iterator[Sign]:
             found.setdefault(job, {})[f"{variable} disables {TRANSPORTS[variable]}"] = ranks
     for job, problems in found.items():
         sign = _of_job("DshealthdJobSettings", job, problems, max(problems.values()))
-        yield dataclasses.replace(sign, apart="transport", hold=300.0)
+        yield dataclasses.replace(sign, apart="transport", hold=MINUTES_5)
 
 
 def placement(series: Series, _wall: float) -> Iterator[Sign]:

@@ -10,6 +10,7 @@ from dshealthd.core.text import several
 from dshealthd.findings import launches
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.jobs import ENDS
+from dshealthd.findings.past import MINUTES_5
 from dshealthd.findings.series import by, of_gpus
 from dshealthd.findings.settings import likely
 from dshealthd.findings.work import work
@@ -116,7 +117,7 @@ def arrivals(series: Series, _wall: float) -> Iterator[Sign]:
                 value=count,
                 source=name,
                 apart="communicator",
-                hold=300.0,
+                hold=MINUTES_5,
             )
 
 

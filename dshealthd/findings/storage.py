@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.gpus import HUNG
-from dshealthd.findings.past import DAY, HOUR
+from dshealthd.findings.past import DAY, HOUR, MINUTES_5, MINUTES_15
 from dshealthd.findings.series import RECENT, by, each, each_over, logged, over, share, short_name
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ TROUBLE, HANGS = "DshealthdStorageTrouble", "hangs"
 FULL = "DshealthdFilesystemFull"
 FREE = "filesystem_free_bytes"
 SPACE, INODES = (FREE, "filesystem_size_bytes"), ("filesystem_files_free", "filesystem_files")
-HALF_A_MINUTE, MINUTES_5, MINUTES_15 = 30.0, 300.0, 900.0
+HALF_A_MINUTE = 30.0
 WEEKEND = 3
 """Days at the rate of the last one in which a ticket must have an answer: nobody reads it on
 two."""
@@ -172,8 +172,8 @@ def disks(series: Series, _wall: float) -> Iterator[Sign]:
         yield from of_servers
     for event, reason in NVME.items():
         yield from logged(series, TROUBLE, event, part="an NVMe device", reason=reason)
-    done = by(series.rise("disk_requests_total", 300.0, full=True), "disk")
-    for labels, requests in series.lowest("disk_requests_in_flight", 300.0, full=True):
+    done = by(series.rise("disk_requests_total", MINUTES_5, full=True), "disk")
+    for labels, requests in series.lowest("disk_requests_in_flight", MINUTES_5, full=True):
         # An idle disk has no request in flight; a busy one, however slow, completes some.
         if requests > 0 and done.get(labels["disk"]) == 0:
             yield Sign(
