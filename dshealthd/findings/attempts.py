@@ -139,7 +139,7 @@ class Attempts:
         now: float,
         wall: float,
     ) -> None:
-        """Take what a check of the ranks has shown; `now` is monotonic, `wall` Unix time."""
+        """Follow jobs' attempts as the ranks' states show them; `now` is monotonic, `wall` Unix."""
         # A process ends a moment before its connection.
         ended = {
             (rank.pid, rank.start) for ranks in states.values() for rank in ranks if rank.ended
@@ -328,7 +328,7 @@ def _why(attempt: Attempt) -> tuple[str, str, str]:
 
 
 def _part_seconds(attempt: Attempt) -> dict[str, float]:
-    """Return the seconds of each part, summed over its ranks here."""
+    """Return the seconds of each part of an attempt, summed over its ranks here."""
     whole: dict[str, float] = {}
     for member in attempt.members.values():
         for part, seconds in member.goodput.times(alone=attempt.world_size == 1).items():

@@ -232,7 +232,7 @@ class Window:
 def _key(
     kind: Measure, name: str, seconds: float, labels: Mapping[str, str | Collection[str]]
 ) -> str:
-    """Return a query as the state file has it."""
+    """Return the key of a window in the state file: what a rule asks for."""
     wanted = ",".join(
         f"{key}={value if isinstance(value, str) else '|'.join(sorted(value))}"
         for key, value in sorted(labels.items())

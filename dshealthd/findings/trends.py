@@ -66,7 +66,7 @@ class FigureHistory:
     high: array[float] = field(default_factory=lambda: array("f", [math.nan]) * POINTS)
 
     def put(self, step: int, value: float) -> None:
-        """Record a value in the unit of the page."""
+        """Record a figure's value, in the unit of the page."""
         at, self.last = step % POINTS, step
         self.low[at] = value if math.isnan(self.low[at]) else min(self.low[at], value)
         self.high[at] = value if math.isnan(self.high[at]) else max(self.high[at], value)

@@ -50,7 +50,7 @@ class Users:
         return self._by_gpu.get(labels.get("uuid") or labels.get("gpu") or "", {})
 
     def of(self, sign: Sign) -> str:
-        """Return the job with most ranks on the sign's GPU, or on the node; empty if there is none.
+        """Return the job with most ranks on the GPU that a sign is about, or on the node; or "".
 
         A GPU without known ranks may have those of jobs whose GPUs are not all known: a page too
         many is better than one too few.

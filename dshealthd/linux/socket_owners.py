@@ -33,7 +33,7 @@ class Owner:
     """The process that owns a socket, watched for the loss of its parent."""
 
     def __init__(self, host: Host, pid: int, descriptor: str, inode: int) -> None:
-        """Start watching. Raises OSError or ValueError if the process is gone."""
+        """Start watching a socket's process. Raises OSError or ValueError if it is gone."""
         self._host = host
         self._pid = pid
         self._descriptor = host.proc(f"{pid}/fd/{descriptor}")
