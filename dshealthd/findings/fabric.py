@@ -33,8 +33,6 @@ IN_JOB = 7.0
 NCCL_IB_TIMEOUT 20, 4.096 µs * 2^20): 23 s of them pass with a sample (5 s), a scrape (5 s), a round
 of the rules (5 s) and Alertmanager's wait for other nodes (8 s). A link that retrains takes less.
 """
-LASTING = 300.0
-"""Seconds for which an interface must be slow, flap or have errors."""
 DOWN = 600.0
 """Seconds for which an interface that was down remains a finding: it may go down again."""
 NEVER = {
@@ -190,7 +188,7 @@ def degraded(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield fabric ports that work, with errors, at a low rate or not all the time."""
     yield from _flapping(series)
     yield from _slow(series)
-    yield from each(_never_well(series), hold=LASTING)
+    yield from each(_never_well(series), hold=MINUTES_5)
     errors = "infiniband_port_errors_total"
     for type_, reason in NEVER.items():
         for labels, value in series.rise(errors, RECENT, type=type_):
@@ -330,7 +328,7 @@ def _missing_ports(series: Series) -> Iterator[Sign]:
 
 def network(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield network interfaces in use that are slower than they were, flap or have errors."""
-    yield from each(_interfaces(series), hold=LASTING)
+    yield from each(_interfaces(series), hold=MINUTES_5)
 
 
 def _interfaces(series: Series) -> Iterator[Sign]:
