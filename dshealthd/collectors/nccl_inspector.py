@@ -144,8 +144,7 @@ class NcclInspector(Collector):
         self, directory: Directory, name: str, uuid: str, found: _Found
     ) -> Iterator[Fault]:
         """Read an Inspector file of this node, with its job; count any other."""
-        if self.context.entering(directory.part) is not None:
-            return
+        self.context.entering(directory.part)  # which was listed just before: it is not blocked
         now, states = self.context.wall(), found.states
         try:
             times = now - MAX_AGE, now + MAX_AGE

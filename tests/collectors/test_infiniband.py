@@ -361,6 +361,15 @@ def test_description_is_refreshed(bench: Adapters) -> None:
     assert ("mlx5_0", "1", "fabric0", "InfiniBand") in values(bench.collect(1), PORT_INFO)
 
 
+def test_two_interfaces_of_one_number(bench: Adapters) -> None:
+    """As of a virtual function's representor: the one that the port's GIDs name, else neither."""
+    for device in ("mlx5_0", "mlx5_2"):
+        net = (bench.sysfs / f"class/infiniband/{device}/device/net").resolve()
+        write(net / "pf0vf0", {"dev_port": "0"})
+    found = {labels[0]: labels[2] for labels in values(bench.collect(), PORT_INFO)}
+    assert (found["mlx5_0"], found["mlx5_2"]) == ("", "ens3f0np0")
+
+
 def test_efa(tmp_path: Path) -> None:
     """An AWS adapter has its traffic, in bytes, and its errors in hw_counters alone."""
     port = tmp_path / "sys/class/infiniband/rdmap0s6/ports/1"

@@ -288,6 +288,21 @@ def test_what_a_rank_takes(scene: Scene) -> None:
         assert [look(20, 800, state), look(20, 800), look(20, 800)] == [[], [], [0.0, 0.0]]
 
 
+@pytest.mark.parametrize("busier", [10, 11])
+def test_two_processes_of_a_rank(scene: Scene, busier: int) -> None:
+    """The one that takes more shows what the rank does."""
+    for ticks in (0, 20):
+        for pid in (10, 11):
+            task = scene.machine.root / str(pid) / "task" / str(pid)
+            task.mkdir(parents=True, exist_ok=True)
+            fields = (scene.machine.root / str(pid) / "stat").read_text().split()
+            fields[2], fields[13] = "S", str(ticks if pid == busier else ticks // 2)
+            for place in (task / "stat", scene.machine.root / str(pid) / "stat"):
+                place.write_text(" ".join(fields))
+        found = values(scene.collect(10.0), CPU)
+    assert found["slurm-7", "3", "main"] == 0.02
+
+
 @pytest.mark.parametrize(("wants", "all_threads"), [(9, 0.9), (3, 0.05)])
 def test_a_thread_that_gets_no_cpu(scene: Scene, wants: int, all_threads: float) -> None:
     """Beside an idle main thread it counts with the time for which it waited for one; many that
