@@ -124,4 +124,4 @@ class Disk(Collector):
 
 def _text(place: str) -> str:
     """Return a one-line sysfs attribute of a disk; empty if the kernel has no such file."""
-    return " ".join((read_existing(place, 128) or "").split())
+    return " ".join((read_existing(place) or "").split())

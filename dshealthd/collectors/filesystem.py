@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import mmap
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,8 @@ WRITE_PART = "write "
 
 It is a part of its own so that a hung write does not hide the path's space.
 """
-_BLOCK = b"dshealthd write test\n".ljust(4096, b".")
+_BLOCK = b"dshealthd write test\n".ljust(mmap.PAGESIZE, b".")
+"""Less may lie in the inode, and need no space."""
 _REASONS = {
     errno.ENOSPC: "no_space",
     errno.EDQUOT: "quota_exceeded",

@@ -84,12 +84,12 @@ class HeartbeatPages(Collector):
 
     @classmethod
     def pace(cls, options: CollectorOptions, samples: Sequence[Sample]) -> float:
-        """Return less seconds than usual while a page is awaited."""
+        """Return a shorter interval, in seconds, while a heartbeat page is awaited."""
         awaited = any(sample.metric is AWAITED and sample.value for sample in samples)
         return min(options.interval, AWAITING) if awaited else options.interval
 
     def collect(self) -> Iterator[Sample]:
-        """Yield the pages of processes that have made them."""
+        """Yield the heartbeat pages of processes that have made them."""
         processes = {process.key: process for process in self._table()}
         self._collection += 1
         silent = self._check(processes)
@@ -114,7 +114,7 @@ class HeartbeatPages(Collector):
         return [process for process in found if process.user is not None]
 
     def _check(self, processes: dict[Key, TrainingProcess]) -> set[Key]:
-        """Drop pages that are gone; return the processes whose page has not changed."""
+        """Drop heartbeat pages that are gone; return the processes whose page has not changed."""
         before, self._pages = self._pages, {}
         for key, page in before.items():
             if key in processes and (now := self._read(key[0], page.number)) is not None:

@@ -173,7 +173,7 @@ class JobActivity(Collector):
         self._ranks.close()
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield each job's rates; a process that cannot be read is a fault, never 0."""
+        """Yield what each job uses and moves; an unreadable process is a fault, never 0."""
         processes = self.context.shared(ProcessTable).refresh()
         jobs = shares.jobs_with_places(processes)
         now = self.context.monotonic()
@@ -256,7 +256,7 @@ class JobActivity(Collector):
                 continue
             place = self.host.proc(str(process.pid))
             try:
-                moved = parse_io(read_bytes(f"{place}/io", 4096))
+                moved = parse_io(read_bytes(f"{place}/io"))
                 stat = read_stat(self.host, process.pid)
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended

@@ -90,7 +90,7 @@ class JobLaunches(Collector):
     Options = JobLaunchesOptions
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what was counted; nothing for ranks that are not counted but why."""
+        """Yield each job's kernel launches; of ranks whose launches are not counted only why."""
         now = self.context.monotonic()
         try:
             text = state_file.read(self.options.file, MAX_BYTES)

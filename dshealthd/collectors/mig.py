@@ -27,7 +27,7 @@ class Mig(GpuCollector):
     """Reads the MIG devices of GPUs in MIG mode; of the others, only the mode."""
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
-        """Yield the MIG devices; their order and number may change between sweeps."""
+        """Yield the MIG devices of a GPU; their order and number may change between sweeps."""
         current, _ = device.query("nvmlDeviceGetMigMode") or (0, 0)
         if current != 1:
             return

@@ -144,8 +144,7 @@ class NcclInspector(Collector):
         self, directory: Directory, name: str, uuid: str, found: _Found
     ) -> Iterator[Fault]:
         """Read an Inspector file of this node, with its job; count any other."""
-        if self.context.entering(directory.part) is not None:
-            return
+        self.context.entering(directory.part)  # which was listed just before: it is not blocked
         now, states = self.context.wall(), found.states
         try:
             times = now - MAX_AGE, now + MAX_AGE
@@ -210,7 +209,7 @@ class NcclInspector(Collector):
         """Return the UUIDs of this node's GPUs, which Inspector files name; empty if unknown."""
         place = self.host.proc("driver/nvidia/gpus")
         try:
-            texts = [read(f"{place}/{slot}/information", 4096) for slot in os.listdir(place)]
+            texts = [read(f"{place}/{slot}/information") for slot in os.listdir(place)]
         except OSError:
             return frozenset()
         return frozenset(match[1] for text in texts if (match := _UUID.search(text)))

@@ -215,7 +215,7 @@ class Network(Collector):
             raise NotAvailable(message)
 
     def _known(self, name: str) -> _Interface | None:
-        """Return the speed kept of a network interface; None if it is left out."""
+        """Return the kept speed of a network interface; None if it is left out."""
         if name not in self._interfaces:
             path = self.host.sys(f"{_CLASS}/{name}")
             self._interfaces[name] = _Interface() if self.options.wants(name, path) else None

@@ -184,7 +184,7 @@ class OpenFiles(Collector):
             yield LOCKED_LIMIT(usage.limit, job)
 
     def _read(self, descriptors: Descriptors, pid: int) -> _Slow:
-        locked, pinned = parse_locked(read_bytes(self.host.proc(f"{pid}/status"), 8192))
+        locked, pinned = parse_locked(read_bytes(self.host.proc(f"{pid}/status")))
         return _Slow(
             descriptors.limits(pid),
             locked,

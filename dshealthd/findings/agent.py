@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.past import MINUTES_15
 from dshealthd.findings.series import each, flagged, over, short_name
 
 if TYPE_CHECKING:
@@ -44,13 +45,13 @@ FAILED = frozenset(("hung", "failed", "unreachable", "refused", "unauthorized", 
 
 def agent_troubles(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about what keeps the agent from working."""
-    waiting = any(series("path_failing", reason=("timeout", "stuck")))
+    waiting = series.has("path_failing", reason=("timeout", "stuck"))
     for labels, value in series("worker_stuck"):
         if labels["worker"] != "device" and value > 0 and not waiting:
             reason = "a worker hangs in the kernel, as whatever else touches its device would"
             yield Sign(TROUBLE, reason, labels, value=value, source="worker_stuck", hold=120.0)
     name = "kernel_log_records_lost_total"
-    for _, lost in series.rise(name, 900.0):
+    for _, lost in series.rise(name, MINUTES_15):
         if lost > 0:
             reason = "records were lost before they were read; an Xid may be among them"
             yield Sign(TROUBLE, reason, part="kernel log", value=lost, source=name)

@@ -121,7 +121,7 @@ class Attempts:
     """The attempts on this node that have not ended, and their way into its record."""
 
     def __init__(self, record: NodeRecord) -> None:
-        """Begin with none; `record` has those that have ended."""
+        """Begin with no attempt; `record` has those that have ended."""
         self._record = record
         self._open: list[Attempt] = []
         self._launchers: dict[str, tuple[str, float]] = {}
@@ -139,7 +139,7 @@ class Attempts:
         now: float,
         wall: float,
     ) -> None:
-        """Take what a check of the ranks has shown; `now` is monotonic, `wall` Unix time."""
+        """Follow jobs' attempts as the ranks' states show them; `now` is monotonic, `wall` Unix."""
         # A process ends a moment before its connection.
         ended = {
             (rank.pid, rank.start) for ranks in states.values() for rank in ranks if rank.ended
@@ -241,7 +241,7 @@ class Attempts:
         self.changed = True
 
     def lasting(self) -> list[Entry]:
-        """Return those that have not ended, as the record has others."""
+        """Return the attempts of jobs that have not ended, as the record has others."""
         return [self._entry(attempt) for attempt in self._open]
 
     def _entry(self, attempt: Attempt, *, over: bool = False) -> Entry:
@@ -274,14 +274,14 @@ class Attempts:
             yield ATTEMPTS(attempt.earlier + 1.0, job)
 
     def document(self) -> dict[str, Any]:
-        """Return them for the agent's state."""
+        """Return the attempts of jobs for the agent's state."""
         self.changed = False
         told = Unended(current_boot()[0], self._launchers, self._open)
         return dict(schema.of(Unended).write(told, "runs"))
 
     def restore(self, document: Any) -> None:
-        """Restore what `document` returned, once `resume` is called. Raise SchemaError if it is not
-        that.
+        """Restore the attempts of jobs that `document` returned, once `resume` is called. Raise
+        SchemaError if it is not that.
         """
         found: Unended = schema.of(Unended).read(document, "runs")
         if not all(attempt.members for attempt in found.open):
@@ -328,7 +328,7 @@ def _why(attempt: Attempt) -> tuple[str, str, str]:
 
 
 def _part_seconds(attempt: Attempt) -> dict[str, float]:
-    """Return the seconds of each part, summed over its ranks here."""
+    """Return the seconds of each part of an attempt, summed over its ranks here."""
     whole: dict[str, float] = {}
     for member in attempt.members.values():
         for part, seconds in member.goodput.times(alone=attempt.world_size == 1).items():

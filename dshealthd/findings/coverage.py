@@ -61,9 +61,9 @@ def _otherwise(series: Series, job: str) -> str:
     states = {point.labels["state"] for point in series("job_nccl_ras_state", training_job=job)}
     if "answered" in states:
         return "ras"
-    if any(series("job_nccl_operation_seconds", training_job=job)):
+    if series.has("job_nccl_operation_seconds", training_job=job):
         return "inspector"
-    if any(series("job_launches", training_job=job)):
+    if series.has("job_launches", training_job=job):
         return "launches"
     return "elsewhere" if "elsewhere" in states else "nothing"
 

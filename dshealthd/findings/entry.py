@@ -51,11 +51,11 @@ class Entry:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What the same thing has when it comes back."""
+        """What identifies a recorded finding when it comes back."""
         return self.kind, self.what, self.part
 
     def document(self) -> dict[str, Any]:
-        """Return the entry for JSON."""
+        """Return the entry of the record for JSON."""
         fields: dict[str, Any] = schema.of(Entry).write(self)
         if self.card is None:
             del fields["card"]
@@ -63,7 +63,7 @@ class Entry:
 
     @classmethod
     def of(cls, finding: Finding, begin: float, end: float | None, worst: float | None) -> Entry:
-        """Return the entry of a finding that lasted from `begin` to `end`."""
+        """Return the record's entry of a finding that lasted from `begin` to `end`."""
         planned = finding.slug == "maintenance"
         return cls(
             kind="maintenance" if planned else "finding",

@@ -39,7 +39,7 @@ class Episode:
     """The value that was furthest beyond the limit."""
 
     def lasts(self, now: float) -> bool:
-        """Return whether it is a finding that has lasted for its hold."""
+        """Return whether a sign has lasted for its hold, and is a finding."""
         return self.opened and now - self.began >= self.finding.hold_seconds
 
     def at(self, now: float) -> Finding:
@@ -79,7 +79,7 @@ class Episodes:
         wall: float,
         readable: Callable[[Finding], bool] = lambda _finding: True,
     ) -> Verdict:
-        """Return the findings of this moment, worst first.
+        """Follow how long signs last; return those that are findings by now, worst first.
 
         `signs` are what rules see now, `now` is monotonic and `wall` Unix time in seconds;
         `readable` says whether the source of a finding that is not seen any more was read.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.past import HOUR, MINUTES_5, MINUTES_15, WEEK
 from dshealthd.findings.series import (
     RECENT,
     by,
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
     Port = tuple[str, str]
 
-HOUR, DAY = 3600.0, 86400.0
-WEEK = 7 * DAY
-"""Time for which the agent remembers a port, an interface or an adapter that is gone."""
 BLIP = 30.0
 """Seconds that a port must be down to be found so (the hold), as NVSentinel and gpud have it."""
 IN_JOB = 7.0
@@ -35,8 +33,6 @@ IN_JOB = 7.0
 NCCL_IB_TIMEOUT 20, 4.096 µs * 2^20): 23 s of them pass with a sample (5 s), a scrape (5 s), a round
 of the rules (5 s) and Alertmanager's wait for other nodes (8 s). A link that retrains takes less.
 """
-LASTING = 300.0
-"""Seconds for which an interface must be slow, flap or have errors."""
 DOWN = 600.0
 """Seconds for which an interface that was down remains a finding: it may go down again."""
 NEVER = {
@@ -98,7 +94,7 @@ def ports(series: Series, _wall: float) -> Iterator[Sign]:
         _pair(labels): labels["interface"] for labels, _ in series("infiniband_port_info")
     }
     told = set()
-    in_job = any(ranks for _, ranks in series("job_ranks")) or any(series("job_step"))
+    in_job = any(ranks for _, ranks in series("job_ranks")) or series.has("job_step")
     for port, state in _down(series).items():
         told.add(interfaces.get(port))
         # An Ethernet port that has moved no RDMA may be one for management.
@@ -123,8 +119,6 @@ def _link_down(device: str, source: str) -> Sign:
 def names_in_faults(part: str) -> set[str]:
     """Return how the collector names a port (`mlx5_3/1`) that it cannot read, or its device."""
     device, _, port = part.lower().partition("/")
-    if not device or not port:
-        return set()
     return {f"infiniband {device}", f"infiniband {device} port {port}"}
 
 
@@ -194,7 +188,7 @@ def degraded(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield fabric ports that work, with errors, at a low rate or not all the time."""
     yield from _flapping(series)
     yield from _slow(series)
-    yield from each(_never_well(series), hold=LASTING)
+    yield from each(_never_well(series), hold=MINUTES_5)
     errors = "infiniband_port_errors_total"
     for type_, reason in NEVER.items():
         for labels, value in series.rise(errors, RECENT, type=type_):
@@ -211,7 +205,7 @@ def _slow(series: Series) -> Iterator[Sign]:
     name, apart = "infiniband_port_rate_bytes_per_second", _ethernet(series).keys()
     down = {_pair(labels) for labels, value in series("infiniband_port_up") if not value}
     best = {_pair(labels): value for labels, value in series.peak(name, WEEK)}
-    for labels, value in series.highest(name, 300.0, full=True):
+    for labels, value in series.highest(name, MINUTES_5, full=True):
         limit = best[_pair(labels)]
         there = series.value(name, **labels) is not None
         if there and value < limit and _pair(labels) not in apart | down and _settled(series):
@@ -279,7 +273,7 @@ def _flapping(series: Series) -> Iterator[Sign]:
         for labels, value in series.highest("infiniband_port_up", BLIP, full=True)
     )
     name = short_name(LONG_DOWN)
-    found = {_pair(labels) for labels, value in series.highest(name, 900.0) if value}
+    found = {_pair(labels) for labels, value in series.highest(name, MINUTES_15) if value}
     found |= {_pair(labels) for labels, value in series("infiniband_port_up") if not value}
     for labels, value in series.rise(errors, RECENT, type="link_downed"):
         if value > 0 and _pair(labels) not in found:
@@ -334,7 +328,7 @@ def _missing_ports(series: Series) -> Iterator[Sign]:
 
 def network(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield network interfaces in use that are slower than they were, flap or have errors."""
-    yield from each(_interfaces(series), hold=LASTING)
+    yield from each(_interfaces(series), hold=MINUTES_5)
 
 
 def _interfaces(series: Series) -> Iterator[Sign]:

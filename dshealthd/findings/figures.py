@@ -22,7 +22,7 @@ class Figure(NamedTuple):
 
     @property
     def slope(self) -> str:
-        """Unit of a trend: a difference of temperatures is in kelvins."""
+        """The unit of a figure's slope: a difference of temperatures is in kelvins."""
         return f"{'K' if self.unit == '°C' else self.unit}/min"
 
 

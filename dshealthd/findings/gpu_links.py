@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.past import HOUR, MINUTES_5, MINUTES_15, WEEK
 from dshealthd.findings.series import RECENT, each, each_over, flagged, logged, over
 
 if TYPE_CHECKING:
@@ -17,10 +18,6 @@ FABRIC_COMPLETE = 3
 """nvmlGpuFabricInfo: GPU_FABRIC_STATE_COMPLETED."""
 FABRIC_VERSIONS = frozenset(("5.0", "6.0"))
 """NVLink versions whose switch links need registration; on older ones state 0 is not a fault."""
-
-QUARTER = 900.0
-WEEK = 7 * 86400.0
-"""Time for which a GPU that is gone, and how it was linked, is remembered."""
 _CORRECTED = "have errors that they repair"
 NVLINK_ERRORS = {
     **dict.fromkeys(
@@ -114,8 +111,8 @@ def nvlink_errors(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield GPUs whose NVLinks work, with errors or slowly."""
     alert, name = "DshealthdNvlinkDegraded", "gpu_nvlink_errors_total"
     for type_, (limit, per, reason) in NVLINK_ERRORS.items():
-        for labels, errors in series.rise(name, QUARTER, type=type_):
-            value = errors * per / QUARTER
+        for labels, errors in series.rise(name, MINUTES_15, type=type_):
+            value = errors * per / MINUTES_15
             if value >= series.limit(limit):
                 yield Sign(alert, reason, labels, value=value, limit=limit, source=name)
     name, limit = "nvlink_effective_bit_error_ratio", "nvlink_bit_error_ratio"
@@ -124,7 +121,7 @@ def nvlink_errors(series: Series, _wall: float) -> Iterator[Sign]:
     name = "nvlink_speed_bytes_per_second"
     best = {labels["uuid"]: value for labels, value in series.peak(name, WEEK)}
     most = max((value for _, value in series(name)), default=0)
-    for labels, value in series.highest(name, 300.0, full=True):
+    for labels, value in series.highest(name, MINUTES_5, full=True):
         usual = max(best.get(labels["uuid"], 0), most)
         if value < usual and series.value(name, **labels) is not None:
             reason = "run slower than they did, or than another GPU's"
@@ -153,7 +150,7 @@ def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
             "GPUs are outside the NVLink domain or clique of the others, or that the node was in",
             apart="domain",
             mild=True,
-            hold=300.0,
+            hold=MINUTES_5,
             value=outside,
             limit=0,
             source=name,
@@ -223,7 +220,7 @@ def pcie(series: Series, _wall: float) -> Iterator[Sign]:
     for event, reason in PCIE_EVENTS.items():
         fatal += logged(series, PCIE, event, part=DEVICE, reason=reason)
     # One is logged once, and what it broke stays broken.
-    yield from each(fatal, apart="fatal", hold=0.0, keep=3600.0)
+    yield from each(fatal, apart="fatal", hold=0.0, keep=HOUR)
 
 
 def _slow_pcie(series: Series) -> Iterator[Sign]:
@@ -273,12 +270,12 @@ def _slow_pcie(series: Series) -> Iterator[Sign]:
 def _pcie_errors(series: Series) -> Iterator[Sign]:
     """Yield errors that are not fatal, counted by GPUs at their end or in the kernel's log."""
     limit, errors = "pcie_nonfatal_errors_in_15m", "pcie_errors_total"
-    rises = series.rise(errors, QUARTER, type="nonfatal")
+    rises = series.rise(errors, MINUTES_15, type="nonfatal")
     yield from each_over(series, PCIE, rises, limit, errors, "counts non-fatal errors")
     nonfatal = series.limit(limit)
     corrected = series.limit("pcie_replays_per_minute") * RECENT / 60
     for event, lines, seconds, reason in (
-        ("pcie_error_nonfatal", nonfatal + 1, QUARTER, "has had non-fatal errors"),
+        ("pcie_error_nonfatal", nonfatal + 1, MINUTES_15, "has had non-fatal errors"),
         ("pcie_error_corrected", corrected + 1, RECENT, "has many corrected errors"),
         ("iommu_fault", IOMMU_FAULTS, RECENT, "accesses memory that the IOMMU does not allow it"),
     ):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.text import plural
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
+from dshealthd.findings.past import DAY, HOUR
 from dshealthd.findings.series import by, each, each_over, flagged, keyed, logged, some
 from dshealthd.findings.users import Users
 
@@ -104,7 +105,6 @@ SETTLED = 300.0
 """Seconds that an infoROM must be corrupted, or a GPU off the bus: it may be so for a moment."""
 RESET, REPAIR = "DshealthdGpuResetNeeded", "DshealthdGpuRepairDue"
 MINUTES = 10
-HOUR, DAY = 3600.0, 86400.0
 _NVML_SAYS = {
     "gpu_lost": "NVML: GPU is lost",
     "not_found": "NVML lists it no more",
@@ -139,7 +139,7 @@ def off_bus(series: Series, wall: float) -> list[Point]:
 
 
 def _logged(series: Series, alert: str, xids: Collection[str]) -> Iterator[Sign]:
-    """Yield a sign for each GPU with such an Xid since its last reset."""
+    """Yield a sign for each GPU with one of these Xids since its last reset."""
     for labels, at in series(_XID, xid=xids):
         yield Sign(alert, f"Xid {labels['xid']}", labels, source=_XID, since=at)
 
@@ -273,7 +273,7 @@ def _resets(series: Series) -> Iterator[Sign]:
         if value:
             yield Sign(RESET, "NVML: reset required", labels, source="gpu_fault")
     # On some releases no Xid follows that would name the GPU.
-    if not any(series(_XID, xid=XIDS_GSP)):
+    if not series.has(_XID, xid=XIDS_GSP):
         lines = logged(series, RESET, "gpu_firmware_timeout", part="a GPU", seconds=HOUR)
         yield from each(lines, reason="its own processor (GSP) does not answer")
 
@@ -350,12 +350,12 @@ def _recurring(series: Series) -> Iterator[Sign]:
 def driver(series: Series, wall: float) -> Iterator[Sign]:
     """Yield findings for NVML that hangs or fails as a whole, and for GPUs that nobody monitors."""
     broken, unwatched = "DshealthdNvmlBroken", "DshealthdGpusUnwatched"
-    hung = any(series("collector_failing", collector=NVML, reason=HUNG))
+    hung = series.has("collector_failing", collector=NVML, reason=HUNG)
     if (hung or some(series("worker_stuck", worker="device"))) and not off_bus(series, wall):
         where = sorted(labels["gpu"] for labels, value in series("gpu_fault", reason=HUNG) if value)
         reason = "a call did not return" + (f", at GPU {' '.join(where)}" if where else "")
         yield Sign(broken, reason, source="collector_failing", hold=SECOND_DEADLINE)
-    whole = series.value("collector_up", collector="gpu") == 0 and not any(series("gpu_up"))
+    whole = series.value("collector_up", collector="gpu") == 0 and not series.has("gpu_up")
     for labels, _ in series("collector_failing", collector="gpu"):
         reason = labels["reason"]
         if whole and reason not in HUNG | {"waiting", "expired", "internal"}:

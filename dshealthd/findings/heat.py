@@ -38,7 +38,7 @@ def power(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def _active(series: Series, seconds: float, *reasons: str) -> Iterator[Mapping[str, str]]:
-    """Yield the GPUs that are or have been throttled for such a reason within the last seconds."""
+    """Yield the GPUs that are or were throttled for one of these reasons within some seconds."""
     for point in (
         *series(_THROTTLE, reason=reasons),
         *series.highest(_THROTTLE, seconds, reason=reasons),
@@ -90,7 +90,7 @@ def _configured(series: Series, name: str) -> tuple[float, str]:
 
 
 def _hotter(value: float, limit: float | None, strict: bool) -> bool:  # noqa: FBT001 - local
-    """Return whether `value` is too hot. A GPU may run at its own highest operating temperature."""
+    """Return whether a temperature is too high. A GPU may run at its own highest operating one."""
     return limit is not None and (value > limit if strict else value >= limit)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.past import DAY, HOUR, MINUTES_5
 from dshealthd.findings.series import RECENT, each, each_over, flagged, logged, over, share, some
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 BUSY, NEAR = "DshealthdRendezvousPortsBusy", "DshealthdHostLimitNear"
 ERROR = "DshealthdHostErrors"
 MEET = "DshealthdRanksDoNotMeet"
-HOUR, DAY = 3600.0, 86400.0
 SHRINKS = 60.0
 """Seconds over which available memory is seen to shrink."""
 RUNS_OUT = 600.0
@@ -75,7 +75,7 @@ def memory(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about pressure on the host's memory."""
     alert, name = "DshealthdHostMemoryPressure", "oom_kills_total"
     reason = "OOM kill: the kernel has killed processes"
-    for _, kills in series.rise(name, 300.0):
+    for _, kills in series.rise(name, MINUTES_5):
         if kills > 0:
             yield Sign(alert, reason, value=kills, source=name, apart="kill", hold=0.0)
     name, reason = "pressure_stalled_ratio", "all tasks wait for memory, and an OOM kill is near"
@@ -148,7 +148,7 @@ def _limited(series: Series, name: str, **labels: str) -> Iterator[tuple[str, Po
 def sockets(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about sockets that run out, and about a broken loopback."""
     # Where no local port was free, the loopback is not what is broken.
-    no_port = series.rise("loopback_connections_total", 300.0, outcome="no_port")
+    no_port = series.rise("loopback_connections_total", MINUTES_5, outcome="no_port")
     alert, name = "DshealthdLoopbackRefused", "loopback_connect_seconds"
     if not some(no_port):
         yield from flagged(series, alert, "loopback_up", "fail", at=0.0)

@@ -58,8 +58,6 @@ WORKED = 30.0
 to import torch takes each of them ten and more, and what only holds an allocation (`sleep`, `ray
 start`, a shell) a few.
 """
-SLACK = 30.0
-"""Most seconds between two judgements that count: three samples."""
 _Seconds = Annotated[float, schema.Number(0, 1e9)]
 
 
@@ -94,7 +92,7 @@ class Idleness:
 
     def settle(self, series: Series, now: float) -> None:
         """Add to `series` for how long each job has been idle, at monotonic time `now`."""
-        elapsed = min(now - self.at, SLACK) if now > self.at else 0.0
+        elapsed = now - self.at if now > self.at else 0.0  # not before the first look
         self.at = now
         jobs = by(series("job_watchdog_seconds"), "training_job", min)
         here = by(series("job_ranks"), "training_job")
@@ -158,7 +156,7 @@ def at_work(series: Series, job: str, ranks: int) -> dict[str, bool] | None:
 def occupied(series: Series, job: str) -> bool:
     """Return whether a rank of a job here waits for somebody outside it, or serves clients."""
     return any(
-        any(series(name, training_job=job))
+        series.has(name, training_job=job)
         for name in ("job_rank_awaits_info", "job_rank_serves_info")
     )
 

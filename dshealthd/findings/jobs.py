@@ -11,6 +11,7 @@ from dshealthd.core.collector import gauge
 from dshealthd.core.text import MOST_NAMED
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
+from dshealthd.findings.past import HOUR
 from dshealthd.findings.series import by, keyed, over, short_name, some
 from dshealthd.findings.settings import likely, ranks_named
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
@@ -34,6 +35,8 @@ SETTLED_STEPS = 100
 """Steps in which the loss scale finds its place."""
 BEFORE_END = 900.0
 """Seconds within which memory that ran out explains the end of a rank."""
+STANDS_SECONDS = 120.0
+"""Seconds for which the step at which a rank's loss was lost must stand: some steps of any job."""
 NORM_SECONDS = 900.0
 """Seconds for which the gradient norm must stay high: it spikes in healthy training, too."""
 AT_ONCE = 1.0
@@ -113,7 +116,7 @@ def ends(series: Series, wall: float) -> Iterator[Sign]:
     heard = ended.keys() | {labels["training_job"] for labels, _ in series("job_step")}
     for labels, ago in series("job_rank_trouble_seconds", what={"killed", "crashed"}):
         job = labels["training_job"]
-        if job not in heard and not any(series("job_watchdog_seconds", training_job=job)):
+        if job not in heard and not series.has("job_watchdog_seconds", training_job=job):
             ended.setdefault(job, []).append((wall - ago, {**labels, "how": labels["what"]}))
     # The kernel's log names no job.
     ranks_before = list(series.highest("job_ranks", BEFORE_END))
@@ -184,8 +187,10 @@ def losses(series: Series, _wall: float) -> Iterator[Sign]:
     series.add([SINCE(at, job, rank) for job, ranks in lost.items() for rank, at in ranks.items()])
     # It moves if not every step reports its loss; then it says nothing.
     name = short_name(SINCE)
-    lowest = keyed(series.lowest(name, 120.0), "training_job", "rank")
-    highest = keyed(series.highest(name, 120.0), "training_job", "rank")
+    lowest, highest = (
+        keyed(measure(name, STANDS_SECONDS), "training_job", "rank")
+        for measure in (series.lowest, series.highest)
+    )
     for job, ranks in lost.items():
         known = all(
             (job, rank) in lowest and lowest[job, rank] == highest[job, rank] for rank in ranks
@@ -205,7 +210,7 @@ def gradients(series: Series, _wall: float) -> Iterator[Sign]:
     limit, name = "gradient_norm_ratio", short_name(NORM)
     least = by(series.lowest(name, NORM_SECONDS, full=True), "training_job")
     lost = {labels["training_job"] for labels, value in series("job_loss_finite") if not value}
-    for labels, usual in series.usual(name, 3600.0, series.limit(limit)):
+    for labels, usual in series.usual(name, HOUR, series.limit(limit)):
         job = labels["training_job"]
         if usual > 0 and least.get(job, 0.0) > series.limit(limit) * usual and job not in lost:
             yield Sign(

@@ -220,7 +220,9 @@ class Judge:
         self._trends.settle(self._snapshot, now)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the findings, and when they were judged; until then, those of an earlier agent."""
+        """Yield the samples of findings, and when they were judged; at first those of an earlier
+        agent.
+        """
         now = self._monotonic()
         firing = self._episodes.firing(now)
         if firing or self._judged is not None:

@@ -319,7 +319,7 @@ def _idle(series: Series, job: str) -> dict[str, Any] | None:
     does, or if that is not known.
     """
     idle = series.value("job_idle_seconds", training_job=job) or 0.0
-    if idle < IDLE_SECONDS or any(series("job_step", training_job=job)):
+    if idle < IDLE_SECONDS or series.has("job_step", training_job=job):
         return None
     says = f"no rank here has used CPU or GPU{_awaiting(awaited(series, job))}"
     return {"cause": HangClass.IDLE, "says": says, "silent_seconds": idle, "hung_in_seconds": None}

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 STEPS = 30
 """Steps of a window: where it begins is exact to a thirtieth of its length."""
-LASTING = 86400.0
+MINUTES_5, MINUTES_15, HOUR, DAY = 300.0, 900.0, 3600.0, 86400.0
+WEEK = 7 * DAY
+"""Seconds over which rules look back unless their subject has a time of its own. What is gone, such
+as a port, and how it was, is remembered for a week."""
+LASTING = DAY
 """Seconds after which a level far above the usual is the series' own: nobody mends it any more."""
 MAX_SERIES = 2048
 """Most series of one window; further ones are not kept. 16 GPUs with 18 links have 288 of a
@@ -96,7 +100,7 @@ class Window:
             self._series, self._raw, self._dimensions = {}, {}, names
 
     def add(self, now: float, samples: Sequence[tuple[Labels, float]]) -> None:
-        """Record the values of monotonic time `now`, once."""
+        """Record the values of the window's series at monotonic time `now`, once."""
         self.asked = now
         if now <= self._added:
             return
@@ -228,7 +232,7 @@ class Window:
 def _key(
     kind: Measure, name: str, seconds: float, labels: Mapping[str, str | Collection[str]]
 ) -> str:
-    """Return a query as the state file has it."""
+    """Return the key of a window in the state file: what a rule asks for."""
     wanted = ",".join(
         f"{key}={value if isinstance(value, str) else '|'.join(sorted(value))}"
         for key, value in sorted(labels.items())

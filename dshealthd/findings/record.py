@@ -24,6 +24,7 @@ from dshealthd.core.state_writer import StateFile
 from dshealthd.findings.catalogue import catalogue
 from dshealthd.findings.entry import MARKS, MAX_TEXT, RUN, Entry, Words
 from dshealthd.findings.finding import ORDER, Moment, State
+from dshealthd.findings.past import DAY, HOUR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -48,7 +49,6 @@ SCHEMA = 1
 """Version of `/api/v1/history`; see docs/history.md."""
 VERSION = 1
 """Version of the file; one of another begins anew."""
-DAY, HOUR = 86400.0, 3600.0
 KEPT = 90 * DAY
 """Seconds for which the record goes back."""
 WINDOW = 30
@@ -74,7 +74,7 @@ been set: NTP slews both. It also moves while the node is suspended.
 """
 SLACK = 30.0
 """Most seconds between two judgements that count as watched: three times the usual distance."""
-SAVE_EVERY = 3600.0
+SAVE_EVERY = HOUR
 """Seconds between two writes while nothing has happened: of how long the node was watched."""
 _Seconds = Annotated[float, schema.Number(0, DAY)]
 
@@ -166,7 +166,9 @@ class NodeRecord:
         self.add(Entry("agent", what, f"Agent {__version__} started{how}", wall, wall))
 
     def settle(self, series: Series, now: float, wall: float) -> None:
-        """Record what `series` shows besides findings; `now` is monotonic, `wall` Unix time."""
+        """Record set clocks, repairs, new drivers and the time that the node was watched, as of
+        `series`; `now` is monotonic, `wall` Unix time.
+        """
         if self._settled is None:
             self._steady = now
         before, before_wall = self._settled or (now, wall)
@@ -219,7 +221,7 @@ class NodeRecord:
         self._bytes += len(entry.text) - before
 
     def add(self, entry: Entry) -> None:
-        """Record what has ended."""
+        """Record an event, or a finding that has ended; one that comes back continues its entry."""
         last = self._latest.get(entry.key)
         if last is not None and _comes_back(last, entry):
             last.times += 1
@@ -267,7 +269,7 @@ class NodeRecord:
                 yield entry
 
     def samples(self, open_now: Iterable[Entry], wall: float) -> Iterator[Sample]:
-        """Yield the figures of the last 30 days; `open_now` has the findings that last."""
+        """Yield the record's figures of the last 30 days; `open_now` has the findings that last."""
         known = [*self.shown(wall), *open_now]
         since = max(wall - WINDOW * DAY, *(e.begin for e in known if e.kind == "repair"), 0.0)
         works = [(e.begin, e.end or wall) for e in known if e.kind == "maintenance"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dshealthd.core.collector import Metric, MetricKind, Sample
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import Limits
-from dshealthd.findings.past import Measure
+from dshealthd.findings.past import DAY, Measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DEFAULTS = Limits()
 RECENT = 600.0
 """Seconds for which a line of the kernel log counts as current."""
-LINES_COUNT = 86400.0
+LINES_COUNT = DAY
 """Most seconds for which rules count lines of the kernel log."""
 UNNAMED = frozenset(("", "other"))
 """Devices of kernel events that lines do not name, or that are too many to be named."""
@@ -123,7 +123,7 @@ class Series:
         return self._past is not None
 
     def limit(self, name: str) -> float:
-        """Return the limit of this name."""
+        """Return the configured limit of this name."""
         return float(getattr(self.limits, name))
 
     def rise(
@@ -225,6 +225,10 @@ class Series:
             if not over(point)
         ]
 
+    def has(self, name: str, **labels: Wanted) -> bool:
+        """Return whether there is a matching series."""
+        return bool(self._with(name, labels))
+
     def value(self, name: str, **labels: Wanted) -> float | None:
         """Return the value of the first matching series; None if there is none."""
         return next((sample.value for sample in self._with(name, labels)), None)
@@ -255,7 +259,7 @@ class _Names:
         self._before = self._now
 
     def turn(self) -> None:
-        """Start the next moment."""
+        """Forget the label mappings that the last judgement has not used."""
         self._now, self._before = {}, self._now
 
     def of(self, dimensions: tuple[str, ...], values: tuple[str, ...]) -> Mapping[str, str]:
@@ -338,6 +342,11 @@ def by(
 def keyed(points: Iterable[Point], *labels: str) -> dict[tuple[str, ...], float]:
     """Return the values of points by the values of these labels, which no two points share."""
     return {tuple(point.labels[label] for label in labels): point.value for point in points}
+
+
+def of_gpus(series: Series, name: str, **labels: str) -> dict[tuple[str, ...], float]:
+    """Return the values of a metric by GPU: its index and UUID."""
+    return keyed(series(name, **labels), "gpu", "uuid")
 
 
 def some(points: Iterable[Point]) -> bool:

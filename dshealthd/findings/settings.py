@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.text import MOST_NAMED, several
 from dshealthd.findings.fabric import fabric_up
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.past import MINUTES_5
 from dshealthd.findings.series import by, some
 from dshealthd.jobs.ras.policy import AskReason, decide
 
@@ -82,7 +83,7 @@ def _of_job(
 
 
 def _wrong(labels: Mapping[str, str]) -> str:
-    """Return what is wrong with a variable; empty for what is no problem of NCCL's."""
+    """Return what is wrong with an NCCL variable; empty for what is no problem of NCCL's."""
     variable, problem = labels["variable"], labels["problem"]
     if variable in OF_DEVICES and problem in DEVICES:
         return f"{variable} {DEVICES[problem]}"
@@ -112,7 +113,7 @@ def transports(series: Series, _wall: float) -> Iterator[Sign]:
             found.setdefault(job, {})[f"{variable} disables {TRANSPORTS[variable]}"] = ranks
     for job, problems in found.items():
         sign = _of_job("DshealthdJobSettings", job, problems, max(problems.values()))
-        yield dataclasses.replace(sign, apart="transport", hold=300.0)
+        yield dataclasses.replace(sign, apart="transport", hold=MINUTES_5)
 
 
 def placement(series: Series, _wall: float) -> Iterator[Sign]:
@@ -189,7 +190,7 @@ def _apart(series: Series) -> Iterator[tuple[str, str]]:
 
 
 def ranks_named(ranks: Collection[str]) -> str:
-    """Return ranks in their order: `rank 3`, or `ranks 0, 1, 2 and 5 more`."""
+    """Return ranks in words, in their order: `rank 3`, or `ranks 0, 1, 2 and 5 more`."""
     named = sorted(ranks, key=lambda rank: (len(rank), rank))
     more = len(named) - MOST_NAMED
     listed = ", ".join(named[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

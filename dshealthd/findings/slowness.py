@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.collector import gauge
 from dshealthd.findings import fabric, launches
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.series import by, keyed, over, short_name
+from dshealthd.findings.past import HOUR, MINUTES_5
+from dshealthd.findings.series import by, keyed, of_gpus, over, short_name
 from dshealthd.findings.settings import ranks_named
-from dshealthd.findings.stalls import of_gpus
 from dshealthd.jobs.own_work import LOSS, SCALES, NodeRanks, RankFigures, slow_ranks
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ REST = gauge(
 )
 """Derived here, for their past; not exported. Of the inverse, a rise does not become usual for a
 day."""
-POWER_SECONDS = 600.0
-"""Seconds over which power is averaged: it changes within each step."""
+MEAN_SECONDS = 600.0
+"""Seconds over which utilization, power and pressure are averaged: they change within each step."""
 HELD_SECONDS = 1800.0
 """Seconds for which full GPUs must idle: an evaluation or a rollout takes minutes."""
 SHARE_SECONDS = 600.0
@@ -51,10 +51,10 @@ def starved(series: Series, _wall: float) -> Iterator[Sign]:
         series.add([UTILIZATION(sum(now) / len(now))])
     name = short_name(UTILIZATION)
     of_cpus = {"resource": "cpu", "tasks": "some"}
-    queued = series.mean("pressure_stalled_ratio", 600.0, full=True, **of_cpus)
+    queued = series.mean("pressure_stalled_ratio", MEAN_SECONDS, full=True, **of_cpus)
     limit = "gpu_utilization_training_ratio"
     waiting = any(ratio > series.limits.cpu_pressure_ratio for _, ratio in queued)
-    computed = next((value for _, value in series.mean(name, 600.0, full=True)), None)
+    computed = next((value for _, value in series.mean(name, MEAN_SECONDS, full=True)), None)
     if now and waiting and computed is not None and computed < series.limit(limit):
         yield _starved(computed, "tasks queue for the CPUs", limit)
     elif held := _held(series):
@@ -103,10 +103,10 @@ def inputs(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs whose ranks here wait for their input for much of each step."""
     limit = "input_ratio"
     # Medians: an unmarked checkpoint also comes between two steps.
-    steps = keyed(series.median("job_step_seconds", 300.0), "training_job", "rank")
+    steps = keyed(series.median("job_step_seconds", MINUTES_5), "training_job", "rank")
     here = series.parts("job_step", "training_job", "rank")
     slow: dict[str, list[tuple[float, str]]] = {}
-    for labels, value in series.median("job_input_seconds", 300.0):
+    for labels, value in series.median("job_input_seconds", MINUTES_5):
         rank = labels["training_job"], labels["rank"]
         if rank in here and steps.get(rank) and value / steps[rank] > series.limit(limit):
             slow.setdefault(rank[0], []).append((value / steps[rank], rank[1]))
@@ -124,7 +124,7 @@ def steps(series: Series, _wall: float) -> Iterator[Sign]:
     hung = {job for job, found in series.standstills.items() if found.shown}
     busy = _busy_as_usual(series)
     told = set()
-    for labels, usual in series.usual(name, 3600.0, series.limit(limit)):
+    for labels, usual in series.usual(name, HOUR, series.limit(limit)):
         job = labels["training_job"]
         now = series.value(name, training_job=job)
         if now is not None and usual and now > series.limit(limit) * usual and job not in hung:
@@ -135,11 +135,11 @@ def steps(series: Series, _wall: float) -> Iterator[Sign]:
             ratio, reason = now / usual, f"its steps take longer than they used to{hosts}"
             yield Sign(SLOW, reason, job=job, value=ratio, limit=limit, source="job_step_seconds")
     limit, name = "communication_ratio", "job_communication_seconds_total"
-    spent = by(series.rise(name, 300.0, full=True), "training_job", max)
+    spent = by(series.rise(name, MINUTES_5, full=True), "training_job", max)
     reason = "its ranks spend more time in collectives than in computing"
     for job, seconds in spent.items():
         if job not in told:
-            share = seconds / 300.0
+            share = seconds / MINUTES_5
             yield from over(series, SLOW, share, limit, name, reason, job=job, hold=SHARE_SECONDS)
 
 
@@ -147,7 +147,7 @@ def _busy_as_usual(series: Series) -> set[str]:
     """Return the jobs whose GPUs here draw as much power as they used to: they wait for nothing
     new.
     """
-    watts = keyed(series.mean("gpu_power_watts", POWER_SECONDS), "gpu", "uuid")
+    watts = keyed(series.mean("gpu_power_watts", MEAN_SECONDS), "gpu", "uuid")
     jobs: dict[str, list[float]] = {}
     for labels, _ in series("job_gpu_info"):
         gpu = labels["gpu"], labels["uuid"]
@@ -160,7 +160,7 @@ def _busy_as_usual(series: Series) -> set[str]:
     within = 2 / (1 + (1 + (slowed - 1) * waiting) / slowed)
     return {
         labels["training_job"]
-        for labels, usual in series.usual(short_name(REST), 3600.0, within)
+        for labels, usual in series.usual(short_name(REST), HOUR, within)
         if now.get(labels["training_job"], math.inf) <= within * usual
     }
 
@@ -179,7 +179,7 @@ def ranks(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def of_job(series: Series, job: str) -> Iterator[NodeRanks]:
-    """Yield what this node tells of the ranks of a job, by time and role."""
+    """Yield the own work of a job's ranks as this node exports it, by time and role."""
     for over_time, (labels, step) in product(
         SCALES, series("job_node_step_seconds", training_job=job)
     ):
@@ -199,7 +199,7 @@ def _variance(series: Series, labels: Mapping[str, Any]) -> float:
     """Return by how much a node's ranks differ, at least as much as in the last hour."""
     name = "job_node_work_variance"
     now = series.value(name, **labels) or 0.0
-    return max(now, *(value for _, value in series.mean(name, 3600.0, **labels)), 0.0)
+    return max(now, *(value for _, value in series.mean(name, HOUR, **labels)), 0.0)
 
 
 def detours(series: Series, _wall: float) -> Iterator[Sign]:

@@ -10,7 +10,8 @@ from dshealthd.core.text import several
 from dshealthd.findings import launches
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.jobs import ENDS
-from dshealthd.findings.series import by
+from dshealthd.findings.past import MINUTES_5
+from dshealthd.findings.series import by, of_gpus
 from dshealthd.findings.settings import likely
 from dshealthd.findings.work import work
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
@@ -88,11 +89,11 @@ def stalls(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def of_processes(series: Series) -> dict[str, dict[str, str]]:
-    """Return what is wrong with ranks of each job by their processes: a rank for each, in words."""
+    """Return which ranks of each job have ended or are stopped by their processes, in words."""
     found: dict[str, dict[str, str]] = {}
     for labels, seconds in series("job_rank_trouble_seconds", what=set(TROUBLES)):
         job, what = labels["training_job"], labels["what"]
-        if not any(series("job_watchdog_seconds", training_job=job)):
+        if not series.has("job_watchdog_seconds", training_job=job):
             continue  # it has ended here, and does not stall
         idle = series.value("job_idle_seconds", training_job=job) or 0.0
         if seconds >= FLOOR and (what not in UNLESS_AT_WORK or idle >= IDLE_SECONDS):
@@ -105,7 +106,7 @@ def arrivals(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs of which some ranks have begun a communicator that others lack."""
     name = "job_nccl_ranks"
     for job, count in by(series(name, state="init"), "training_job", max).items():
-        if count > 0 and not any(series("job_step", training_job=job)):
+        if count > 0 and not series.has("job_step", training_job=job):
             named = several(_troubles(series, job)) or "NCCL names none in trouble"
             reason = "its ranks have been initializing a communicator for minutes, without a step"
             yield Sign(
@@ -115,7 +116,7 @@ def arrivals(series: Series, _wall: float) -> Iterator[Sign]:
                 value=count,
                 source=name,
                 apart="communicator",
-                hold=300.0,
+                hold=MINUTES_5,
             )
 
 
@@ -159,7 +160,7 @@ def _waiting(series: Series) -> Counter[str]:
     whose processes are not seen, where several jobs are.
     """
     utilization = of_gpus(series, "gpu_utilization_ratio")
-    users: dict[tuple[str, str], str] = {}
+    users: dict[tuple[str, ...], str] = {}
     for labels, _ in series("job_gpu_info"):
         gpu = labels["gpu"], labels["uuid"]
         users.setdefault(gpu, labels["training_job"])
@@ -172,7 +173,7 @@ def _waiting(series: Series) -> Counter[str]:
     return found
 
 
-def waiting_gpus(series: Series) -> set[tuple[str, str]]:
+def waiting_gpus(series: Series) -> set[tuple[str, ...]]:
     """Return the GPUs that seem to wait in a kernel: their index and UUID."""
     limits = series.limits
     power = of_gpus(series, "gpu_power_watts")
@@ -190,16 +191,9 @@ def waiting_gpus(series: Series) -> set[tuple[str, str]]:
     }
 
 
-def of_gpus(series: Series, name: str, **labels: str) -> Mapping[tuple[str, str], float]:
-    """Return the values of a metric by GPU: its index and UUID."""
-    return {
-        (point.labels["gpu"], point.labels["uuid"]): point.value for point in series(name, **labels)
-    }
-
-
-def _traffic(series: Series) -> Mapping[tuple[str, str], float]:
+def _traffic(series: Series) -> Mapping[tuple[str, ...], float]:
     """Return the bytes per second that GPUs move over PCIe, by GPU; 0 where that is unknown."""
-    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    found: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for name in BUS:
         for labels, moved in series.rise(name, BUS_SECONDS):
             found[labels["gpu"], labels["uuid"]] += moved / BUS_SECONDS

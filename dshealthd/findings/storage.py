@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.gpus import HUNG
+from dshealthd.findings.past import DAY, HOUR, MINUTES_5, MINUTES_15
 from dshealthd.findings.series import RECENT, by, each, each_over, logged, over, share, short_name
 
 if TYPE_CHECKING:
@@ -40,8 +41,7 @@ TROUBLE, HANGS = "DshealthdStorageTrouble", "hangs"
 FULL = "DshealthdFilesystemFull"
 FREE = "filesystem_free_bytes"
 SPACE, INODES = (FREE, "filesystem_size_bytes"), ("filesystem_files_free", "filesystem_files")
-HALF_A_MINUTE, MINUTES_5, MINUTES_15 = 30.0, 300.0, 900.0
-HOUR, DAY = 3600.0, 86400.0
+HALF_A_MINUTE = 30.0
 WEEKEND = 3
 """Days at the rate of the last one in which a ticket must have an answer: nobody reads it on
 two."""
@@ -159,7 +159,7 @@ def _shared_memory(series: Series) -> Iterator[Sign]:
 
 def disks(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about disks that hang or are slow, and processes that wait for them."""
-    hung = any(series("path_failing", reason=HUNG))
+    hung = series.has("path_failing", reason=HUNG)
     # The path's own finding tells of its server, whose lines count for a while after it is back.
     # Both are asked for each time, because the past is kept of what is asked for.
     lately = list(series.highest("path_failing", RECENT, reason=HUNG))
@@ -172,8 +172,8 @@ def disks(series: Series, _wall: float) -> Iterator[Sign]:
         yield from of_servers
     for event, reason in NVME.items():
         yield from logged(series, TROUBLE, event, part="an NVMe device", reason=reason)
-    done = by(series.rise("disk_requests_total", 300.0, full=True), "disk")
-    for labels, requests in series.lowest("disk_requests_in_flight", 300.0, full=True):
+    done = by(series.rise("disk_requests_total", MINUTES_5, full=True), "disk")
+    for labels, requests in series.lowest("disk_requests_in_flight", MINUTES_5, full=True):
         # An idle disk has no request in flight; a busy one, however slow, completes some.
         if requests > 0 and done.get(labels["disk"]) == 0:
             yield Sign(
@@ -189,7 +189,7 @@ def disks(series: Series, _wall: float) -> Iterator[Sign]:
     name = "processes_stuck"
     stuck = series.value(name)
     # Those that wait for a path or a driver that the agent itself found hung are told with it.
-    if stuck and not hung and not any(series("collector_failing", reason=("timeout", "stuck"))):
+    if stuck and not hung and not series.has("collector_failing", reason=("timeout", "stuck")):
         reason = "wait in the kernel for a file system, a disk or a driver"
         yield Sign(TROUBLE, reason, part="processes", value=stuck, source=name, hold=MINUTES_15)
 

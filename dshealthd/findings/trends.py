@@ -66,7 +66,7 @@ class FigureHistory:
     high: array[float] = field(default_factory=lambda: array("f", [math.nan]) * POINTS)
 
     def put(self, step: int, value: float) -> None:
-        """Record a value in the unit of the page."""
+        """Record a figure's value, in the unit of the page."""
         at, self.last = step % POINTS, step
         self.low[at] = value if math.isnan(self.low[at]) else min(self.low[at], value)
         self.high[at] = value if math.isnan(self.high[at]) else max(self.high[at], value)
@@ -213,7 +213,7 @@ class Trends:
     def _begin(
         self, metric: Metric, labels: tuple[str, ...], step: int
     ) -> tuple[FigureHistory, str] | None:
-        """Return line and part of a series; None if there is no room for one more."""
+        """Begin the line of a series; None if there is no room for one more."""
         named = dict(zip(metric.dimensions, labels, strict=True))
         figure, part = FIGURES[metric.name], part_name(named, "")
         key = named.get("uuid") or part, figure.what.format(**named)

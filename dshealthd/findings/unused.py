@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.idleness import occupied
-from dshealthd.findings.stalls import of_gpus
+from dshealthd.findings.series import of_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,9 +48,9 @@ def _unused(series: Series, job: str, held: int) -> str:
         processes.keys() != of_gpus(series, "gpu_up").keys()
         or series.value("gpu_compute_processes_unknown") != 0
         or used - of_gpus(series, "job_gpu_info").keys()  # by whom, as from a container's daemon
-        or any(series("mig_device_info"))  # no figure says whether a part of a GPU computes
+        or series.has("mig_device_info")  # no figure says whether a part of a GPU computes
         or job in series.standstills  # hung, suspended or in a pause, which is judged elsewhere
-        or not any(series("job_rank_cpu_cores", training_job=job))  # a signal has stopped it
+        or not series.has("job_rank_cpu_cores", training_job=job)  # a signal has stopped it
     ):
         return ""
     if not (own := of_gpus(series, "job_gpu_info", training_job=job)):

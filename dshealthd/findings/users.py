@@ -23,7 +23,7 @@ class Users:
     """The training jobs that use, or have just used, this node's parts."""
 
     def __init__(self, series: Series) -> None:
-        """Read them from `series`, and from its past if it has one."""
+        """Read which ranks have which GPU from `series`, and from its past if it has one."""
         self._by_gpu: defaultdict[str, Counter[str]] = defaultdict(Counter)
         """Ranks by job, of a GPU by its UUID and by its index."""
         located: defaultdict[str, set[str]] = defaultdict(set)
@@ -50,7 +50,7 @@ class Users:
         return self._by_gpu.get(labels.get("uuid") or labels.get("gpu") or "", {})
 
     def of(self, sign: Sign) -> str:
-        """Return the job with most ranks on the sign's GPU, or on the node; empty if there is none.
+        """Return the job with most ranks on the GPU that a sign is about, or on the node; or "".
 
         A GPU without known ranks may have those of jobs whose GPUs are not all known: a page too
         many is better than one too few.

@@ -124,7 +124,7 @@ def activity(host: Host, pid: int, start: int, thread: int | None = None) -> Act
     """
     place = host.proc(str(pid))
     try:
-        found = parse_activity(read_bytes(f"{place}/stat", 4096))
+        found = parse_activity(read_bytes(f"{place}/stat"))
     except (FileNotFoundError, ProcessLookupError):
         return None
     if found.start != start:
@@ -133,7 +133,7 @@ def activity(host: Host, pid: int, start: int, thread: int | None = None) -> Act
         return found
     task = f"{place}/task/{thread or pid}"
     try:
-        of_thread = parse_activity(read_bytes(f"{task}/stat", 4096))
+        of_thread = parse_activity(read_bytes(f"{task}/stat"))
         state = of_thread.state
         if state is ThreadState.SLEEPING:
             where = _waits_in(task)
@@ -147,7 +147,7 @@ def activity(host: Host, pid: int, start: int, thread: int | None = None) -> Act
         elif state is ThreadState.BLOCKED and _is_frozen(host, pid):
             state = ThreadState.STOPPED
         found = replace(found, state=state, thread_seconds=of_thread.cpu_seconds)
-        queue = parse_run_queue(read_bytes(f"{task}/schedstat", 4096))
+        queue = parse_run_queue(read_bytes(f"{task}/schedstat"))
         return replace(found, queued_seconds=queue.waiting)
     except (OSError, ValueError, ArithmeticError):
         # A kernel without schedstat, or the thread has just ended.
@@ -158,7 +158,7 @@ def demands(host: Host, pid: int) -> dict[int, float]:
     """Return the seconds for which each thread ran or waited for a CPU so far, where readable."""
 
     def demand(place: str) -> tuple[int, float]:
-        queue = parse_run_queue(read_bytes(f"{place}/schedstat", 4096))
+        queue = parse_run_queue(read_bytes(f"{place}/schedstat"))
         return int(os.path.basename(place)), queue.running + queue.waiting
 
     return dict(_of_threads(host, pid, demand))
@@ -179,7 +179,7 @@ def waits_for_storage(host: Host, pid: int) -> bool:
     """
 
     def waits(place: str) -> bool:
-        state = parse_activity(read_bytes(f"{place}/stat", 4096)).state
+        state = parse_activity(read_bytes(f"{place}/stat")).state
         return state is ThreadState.BLOCKED or (
             state is ThreadState.SLEEPING and _waits_in(place).startswith(FILE_SYSTEMS)
         )
@@ -199,7 +199,7 @@ def _of_threads(host: Host, pid: int, read: Callable[[str], T]) -> Iterator[T]:
 def _waits_in(place: str) -> str:
     """Return the kernel's function in which a thread waits; empty if that is denied."""
     try:
-        return read_bytes(f"{place}/wchan", 256).decode(errors="replace").strip()
+        return read_bytes(f"{place}/wchan").decode(errors="replace").strip()
     except OSError:
         return ""
 
@@ -221,7 +221,7 @@ def thread_of(host: Host, pid: int, told: int) -> int:
     place = host.proc(f"{pid}/task")
     with contextlib.suppress(OSError, ValueError, ArithmeticError):
         for thread in os.listdir(place) if told else ():
-            for line in read_bytes(f"{place}/{thread}/status", 8192).split(b"\n"):
+            for line in read_bytes(f"{place}/{thread}/status").split(b"\n"):
                 if line.startswith(b"NSpid:") and int(line.split()[-1]) == told:
                     return int(thread)
     return pid

@@ -83,7 +83,7 @@ class _Running:
     hung: bool = False
 
     def receive(self) -> bool:
-        """Read from the process; False once it has answered, ended or exceeded its limit."""
+        """Read what the process emits; False once it has answered, ended or exceeded its limit."""
         data = os.read(self.descriptor, _CHUNK)
         self.buffer += data
         # The function may have parsed a user's data, so its output is bounded like a stranger's.
@@ -133,7 +133,8 @@ class Pool:
         max_bytes: int = 0,
         keep: Emit = lambda _name, _data: None,
     ) -> None:
-        """Queue a function; its deadline in seconds counts from the start of its process.
+        """Queue a function to run in a forked process, from whose start its deadline in seconds
+        counts.
 
         `keep` is called in this process with everything that it emits, up to `max_bytes`. OSError
         if no process can be started.
@@ -170,7 +171,7 @@ class Pool:
             on_tick()
 
     def close(self) -> None:
-        """Kill the processes that still run."""
+        """Kill the forked processes that still run."""
         self._waiting.clear()
         for one in self._running:
             if not one.is_killed:

@@ -84,7 +84,7 @@ class Adapter:
         return (content or b"").decode(errors="replace").strip()
 
     def _content(self, place: str) -> bytes | None:
-        """Return the content of a file; None if the driver refuses to read it. OSError."""
+        """Return what an adapter's file holds; None if the driver refuses to read it. OSError."""
         if place in self.unsupported:
             return None
         try:

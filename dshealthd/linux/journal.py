@@ -94,14 +94,14 @@ class _File:
 
     @property
     def first(self) -> int:
-        """Return the number of the first entry; 0 while there is none."""
+        """Return the number of a journal file's first entry; 0 while there is none."""
         if not self._first:
             with contextlib.suppress(_Damaged):  # cut off, which reading it will say
                 self._first = self._number(168)
         return self._first
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the journal file."""
         os.close(self._descriptor)
 
     def records(self) -> Iterator[KernelLogRecord | None]:
@@ -118,7 +118,7 @@ class _File:
             raise _Damaged(message) from error
 
     def _whole_record(self, place: int) -> KernelLogRecord | None:
-        """Return `_record` of an entry; None if it is damaged, which `damaged` remembers."""
+        """Return the kernel log record of an entry; None if damaged, as `damaged` then tells."""
         try:
             return self._record(place)
         except (_Damaged, struct.error, ValueError, ArithmeticError) as error:
@@ -229,7 +229,7 @@ class _File:
         return bool(place) and self._read(place + 40, 16) != self._boot
 
     def _record(self, place: int) -> KernelLogRecord | None:
-        """Return the record of an entry; None if it is of another boot."""
+        """Return the kernel log record of a journal's entry; None if it is of another boot."""
         _, size = self._object(place, _ENTRY)
         content = self._read(place, size)
         if content[40:56] != self._boot:
@@ -339,7 +339,7 @@ class JournalReader(LogReader):
         self._files.pop(key).close()
 
     def _open_new(self) -> list[tuple[tuple[int, int], str]]:
-        """Open files that have come; return key and name of those to read, the oldest first."""
+        """Open new journal files; return key and name of those to read, the oldest first."""
         if not self._boot:
             boot = read(self.host.proc("sys/kernel/random/boot_id"))
             self._boot = bytes.fromhex(boot.strip().replace("-", ""))

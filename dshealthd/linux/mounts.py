@@ -60,5 +60,5 @@ def parse_served_by_users(mountinfo: bytes) -> dict[int, int]:
 def mount_id(descriptor: int) -> int:
     """Return the ID of a descriptor's mount, without a request to its file system. OSError."""
     # statx(2) and fstatfs(2) would ask the process that serves it.
-    match = _MOUNT_ID.search(read(f"/proc/self/fdinfo/{descriptor}", 4096))
+    match = _MOUNT_ID.search(read(f"/proc/self/fdinfo/{descriptor}"))
     return int(match[1]) if match else -1

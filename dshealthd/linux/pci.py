@@ -176,7 +176,7 @@ def distance(one: PciDevice, other: PciDevice) -> str:
 
 
 def _device(place: str) -> PciDevice | None:
-    """Return a GPU or adapter of the topology; None for other or just removed devices."""
+    """Return a PCI device of the topology; None if it is no GPU or adapter, or just removed."""
     try:
         kind = read(f"{place}/class")
         vendor = read(f"{place}/vendor").strip()

@@ -46,13 +46,11 @@ def _from_kernel(here: SocketEnd, there: SocketEnd) -> int | None:
 
 
 def _from_files(here: SocketEnd, there: SocketEnd, procfs: str) -> int | None:
-    ports = f":{there.port:04X} ", f":{here.port:04X} "
+    port = f":{there.port:04X} "
     for table in ("tcp", "tcp6"):
         # Most lines are skipped at a hundredth of the cost.
         lines = lines_of(read(f"{procfs}/self/net/{table}", _LARGEST))
-        for row in parse_tcp(
-            "\n".join(line for line in lines if all(end in line for end in ports))
-        ):
+        for row in parse_tcp("\n".join(line for line in lines if port in line)):
             # Only a socket that a process holds has an inode.
             if (
                 (row.state == TcpState.ESTABLISHED and row.inode)

@@ -129,7 +129,7 @@ def sleeping(host: Host, kernel_threads: set[str]) -> set[Sleep] | None:
         if pid in kernel_threads:
             continue
         try:
-            stat = parse_stat(read_bytes(host.proc(f"{pid}/stat"), 4096))
+            stat = parse_stat(read_bytes(host.proc(f"{pid}/stat")))
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
         except PermissionError:

@@ -96,7 +96,7 @@ class Descriptors:
                 )
             except PermissionError:
                 pass  # another user's: without CAP_SYS_RESOURCE only the file may be read
-        return parse_limits(read_bytes(f"{self._proc}/{pid}/limits", 8192))
+        return parse_limits(read_bytes(f"{self._proc}/{pid}/limits"))
 
     def open_files(self, pid: int | str) -> Usage:
         """Return a process's open descriptors and soft limit, or raise as their readers do."""

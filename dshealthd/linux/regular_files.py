@@ -63,7 +63,7 @@ def _open_file(name: str, flags: int, directory: int | None) -> int:
 def read(descriptor: int, limit: int) -> bytes:
     """Return the rest of a process's file, at most `limit` bytes, even if it grows."""
     chunks = []
-    while limit > 0 and (chunk := os.read(descriptor, min(limit, _CHUNK))):
+    while chunk := os.read(descriptor, min(limit, _CHUNK)):
         chunks.append(chunk)
         limit -= len(chunk)
     return b"".join(chunks)

@@ -33,7 +33,7 @@ class Owner:
     """The process that owns a socket, watched for the loss of its parent."""
 
     def __init__(self, host: Host, pid: int, descriptor: str, inode: int) -> None:
-        """Start watching. Raises OSError or ValueError if the process is gone."""
+        """Start watching a socket's process. Raises OSError or ValueError if it is gone."""
         self._host = host
         self._pid = pid
         self._descriptor = host.proc(f"{pid}/fd/{descriptor}")
@@ -60,7 +60,7 @@ class Owner:
         return None if self._parent_started_it is None else not self._parent_started_it
 
     def _read(self) -> Stat:
-        return parse_stat(read_bytes(self._host.proc(f"{self._pid}/stat"), 4096))
+        return parse_stat(read_bytes(self._host.proc(f"{self._pid}/stat")))
 
 
 def started_by(host: Host, pid: int, parent: int) -> bool | None:

@@ -94,7 +94,7 @@ def parse_run_queue(data: bytes) -> RunQueue:
 def run_queue(pid: int | str) -> RunQueue | None:
     """Return how long a process ran and waited for a CPU; None if the kernel does not report it."""
     try:
-        return parse_run_queue(read_bytes(f"/proc/{pid}/schedstat", 4096))
+        return parse_run_queue(read_bytes(f"/proc/{pid}/schedstat"))
     except (OSError, ValueError, ArithmeticError):
         return None
 

@@ -259,7 +259,7 @@ class Device:
         ]
 
     def forget_notes(self) -> None:
-        """Start a new reading of this device."""
+        """Forget the failed calls of the last reading of this device."""
         self.notes.clear()
         self._spent.clear()
 

@@ -113,7 +113,7 @@ class Alert(FleetRule):
 
     @property
     def severities(self) -> str:
-        """The severities that its rules have, in words."""
+        """The severities that the alert's rules have, in words."""
         return f"{self.severity} or warning" if self.ticket else self.severity
 
 
@@ -156,7 +156,7 @@ class FindingType:
     """How several nodes decide; None if the alert is each node's finding."""
 
     def first_step(self, case: str) -> str:
-        """Return what to do first in a case."""
+        """Return the first step of a finding, or that of one of its cases."""
         return next(
             (step for known, step in self.steps.items() if case.startswith(known)), self.step
         )
@@ -168,7 +168,7 @@ class FindingType:
 
     @property
     def severities(self) -> str:
-        """The severities that its alert may have, in words."""
+        """The severities that the finding's alert may have, in words."""
         both = self.page == "job" or self.page_after or (self.rule and self.rule.ticket)
         return "critical or warning" if both else self.severity
 
@@ -193,7 +193,7 @@ class Symptom:
 
     @property
     def entries(self) -> tuple[FindingType | Alert, ...]:
-        """All that alerts come from."""
+        """The symptom's findings and alerts."""
         return (*self.findings, *self.alerts)
 
 

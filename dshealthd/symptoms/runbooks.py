@@ -116,12 +116,7 @@ def _lines(symptom: Symptom) -> Iterator[str]:
         for name, texts in alerts.items():
             yield f"### {name}"
             yield from texts
-        if any(
-            place in text
-            for texts in alerts.values()
-            for text in texts
-            for place in ("NODE", "GPU", "JOB", "PART")
-        ):
+        if re.search("NODE|GPU|JOB|PART", str(alerts)):
             yield "`NODE`, `GPU`, `JOB` and `PART` stand for the labels of the alert."
             yield ""
     yield from _section("Remedy", symptom)

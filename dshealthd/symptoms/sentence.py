@@ -120,7 +120,7 @@ def has_value(sentence: str) -> bool:
 
 
 def _checked(sentence: str) -> str:
-    """Return the sentence. Raise SentenceError if it has a placeholder that cannot be filled."""
+    """Return a sentence. Raise SentenceError if it has a placeholder that cannot be filled."""
     for name, form in _PLACEHOLDER.findall(sentence):
         fits = name in LABELS and not form if name != "value" else not form or form in FORMS
         if not fits and not (name == "value" and form.count("|") == 1):

@@ -6,13 +6,16 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from dshealthd.collectors import ecc, gpu, gpu_processes, nvlink, nvlink_domain, pcie
 from dshealthd.collectors.gpu import THROTTLE_REASONS
 from dshealthd.core.collector import Reason
 from dshealthd.core.exposition import render
+from dshealthd.linux.kernel_lines import RECOVERY_ACTIONS
 from tests.nvml.node import GPU_COLLECTORS, Node, nodes
 
 node = nodes(gpus=2)
@@ -73,7 +76,8 @@ def test_exposition(tmp_path: Path, profile: str) -> None:
         for key, value in SCENES[profile].items():
             node.simulator.set(1, key, value)
         seen = node.collect()
-    for name in ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes"):
+    for module in (gpu, ecc, nvlink, nvlink_domain, pcie, gpu_processes):
+        name = module.__name__.rpartition(".")[2]
         result = seen.results[name]
         text = render(result.samples)
         assert text == (FIXTURES / name / f"{profile}.prom").read_text(encoding="utf-8")
@@ -104,6 +108,21 @@ def test_throttle_bits_are_those_of_pynvml() -> None:
         own = name.title().replace("_", "")
         kind = "Throttle" if name in {"board_limit", "reliability"} else "Event"
         assert getattr(pynvml, f"nvmlClocks{kind}Reason{own}") == bit
+
+
+@pytest.mark.parametrize(("prefix", "names"), [
+    ("COMPUTEMODE", gpu._COMPUTE_MODES),
+    ("NVLINK_VERSION", nvlink._VERSIONS),
+    ("NVLINK_DEVICE_TYPE", nvlink._REMOTES | {1: "ibmnpu"}),
+    ("GPU_RECOVERY_ACTION", dict(enumerate(RECOVERY_ACTIONS))),
+])  # fmt: skip
+def test_numbers_are_those_of_pynvml(prefix: str, names: Mapping[int, str]) -> None:
+    """A number of NVML has the name that pynvml gives it."""
+    import pynvml
+
+    for number, name in names.items():
+        constant = f"NVML_{prefix}_{name.replace('.', '_').upper()}"
+        assert getattr(pynvml, constant) == number
 
 
 def test_modes_that_change(node: Node) -> None:

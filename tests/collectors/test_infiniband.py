@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 import urllib.request
@@ -16,6 +17,7 @@ import pytest
 from dshealthd.collectors.infiniband import (
     ERRORS,
     FLAPS,
+    PHYSICAL_STATE,
     PORT_INFO,
     RATE,
     RECEIVE_BYTES,
@@ -224,6 +226,18 @@ def test_unknown_states(bench: Adapters) -> None:
     assert values(result, STATE)["mlx5_0", "1", "unknown"] == 1
 
 
+@pytest.mark.parametrize("text", [
+    "0: NOP", "1: DOWN", "2: INIT", "3: ARMED", "4: ACTIVE", "5: ACTIVE_DEFER",
+    "1: Sleep", "2: Polling", "3: Disabled", "5: LinkUp", "6: LinkErrorRecovery", "7: Phy Test",
+])  # fmt: skip
+def test_states_have_the_kernels_names(bench: Adapters, text: str) -> None:
+    """A state is shown as the kernel's own text has it (drivers/infiniband/core/sysfs.c)."""
+    file, metric = ("state", STATE) if text.isupper() else ("phys_state", PHYSICAL_STATE)
+    bench.write(f"{PORT_1}/{file}", text)
+    name = re.sub(r" |(?<=[a-z])(?=[A-Z])", "_", text[3:]).lower()
+    assert values(bench.collect(), metric)["mlx5_1", "1", name] == 1
+
+
 @pytest.mark.parametrize(("samples", "flaps"), [
     pytest.param([(True, 3), (True, 3)], 0, id="steady"),
     pytest.param([(False, 3), (True, 3)], 0, id="comes up"),
@@ -345,6 +359,15 @@ def test_description_is_refreshed(bench: Adapters) -> None:
     bench.collect(299)
     assert bench.reads.count("/fw_ver") == reads
     assert ("mlx5_0", "1", "fabric0", "InfiniBand") in values(bench.collect(1), PORT_INFO)
+
+
+def test_two_interfaces_of_one_number(bench: Adapters) -> None:
+    """As of a virtual function's representor: the one that the port's GIDs name, else neither."""
+    for device in ("mlx5_0", "mlx5_2"):
+        net = (bench.sysfs / f"class/infiniband/{device}/device/net").resolve()
+        write(net / "pf0vf0", {"dev_port": "0"})
+    found = {labels[0]: labels[2] for labels in values(bench.collect(), PORT_INFO)}
+    assert (found["mlx5_0"], found["mlx5_2"]) == ("", "ens3f0np0")
 
 
 def test_efa(tmp_path: Path) -> None:

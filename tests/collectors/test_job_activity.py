@@ -288,6 +288,21 @@ def test_what_a_rank_takes(scene: Scene) -> None:
         assert [look(20, 800, state), look(20, 800), look(20, 800)] == [[], [], [0.0, 0.0]]
 
 
+@pytest.mark.parametrize("busier", [10, 11])
+def test_two_processes_of_a_rank(scene: Scene, busier: int) -> None:
+    """The one that takes more shows what the rank does."""
+    for ticks in (0, 20):
+        for pid in (10, 11):
+            task = scene.machine.root / str(pid) / "task" / str(pid)
+            task.mkdir(parents=True, exist_ok=True)
+            fields = (scene.machine.root / str(pid) / "stat").read_text().split()
+            fields[2], fields[13] = "S", str(ticks if pid == busier else ticks // 2)
+            for place in (task / "stat", scene.machine.root / str(pid) / "stat"):
+                place.write_text(" ".join(fields))
+        found = values(scene.collect(10.0), CPU)
+    assert found["slurm-7", "3", "main"] == 0.02
+
+
 @pytest.mark.parametrize(("wants", "all_threads"), [(9, 0.9), (3, 0.05)])
 def test_a_thread_that_gets_no_cpu(scene: Scene, wants: int, all_threads: float) -> None:
     """Beside an idle main thread it counts with the time for which it waited for one; many that
@@ -324,13 +339,13 @@ def test_the_watchdog_of_a_job(tmp_path: Path) -> None:
 
 def test_ports_for_clients(tmp_path: Path) -> None:
     """A port that a rank has chosen is told; not one that the kernel has assigned, as of NCCL's and
-    gloo's connections, nor that of the job's own store, nor that of RAS.
+    gloo's connections, nor that of the job's own store, nor that of RAS. Of many the first 64.
     """
     scene = Scene(tmp_path)
     (scene.machine.root / "sys/net/ipv4").mkdir(parents=True)
     (scene.machine.root / "sys/net/ipv4/ip_local_port_range").write_text("32768\t60999\n")
     (scene.machine.root / "sys/net/ipv4/ip_local_reserved_ports").write_text("\n")
-    ports = (8000, 29500, 28028, 40000)
+    ports = (*range(8000, 8065), 29500, 28028, 40000)
     place = scene.machine.root / "10"
     (place / "net").mkdir(exist_ok=True)
     lines = [
@@ -340,7 +355,8 @@ def test_ports_for_clients(tmp_path: Path) -> None:
     (place / "net" / "tcp").write_text("  sl  local_address\n" + "".join(lines))
     for slot, port in enumerate(ports):
         (place / "fd" / str(slot)).symlink_to(f"socket:[{port}]")
-    assert values(scene.collect(10.0), SERVES) == {("slurm-7", "3", "8000"): 1.0}
+    told = {("slurm-7", "3", str(port)): 1.0 for port in range(8000, 8064)}
+    assert values(scene.collect(10.0), SERVES) == told
 
 
 @pytest.mark.parametrize(("line", "name"), [

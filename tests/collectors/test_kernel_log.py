@@ -172,6 +172,20 @@ def test_new_errors_of_gpus_are_told(machine: Machine, collector: kernel_log.Ker
     assert told == [News.GPU_ERROR]
 
 
+def test_a_gpu_that_comes_to_the_bus(machine: Machine, collector: kernel_log.KernelLog) -> None:
+    """An address that is no GPU's is looked up again after a minute."""
+    gpu = machine.base / "sys/bus/pci/devices" / GPUS[0]
+    gone = gpu.rename(machine.base / "gone")
+    for number, (seconds, named) in enumerate([(1, False), (59, False), (2, True)], 1):
+        machine.log([xid(number, gpu=GPUS[0].removesuffix(".0"))])
+        if number == 2:
+            gone.rename(gpu)
+        gpus = {
+            labels[0] for labels in values(machine.collect(collector, seconds), kernel_log.XIDS)
+        }
+        assert gpus == ({"0"} if named else {""})
+
+
 def test_golden(machine: Machine) -> None:
     """A realistic log gives exactly the expected exposition."""
     records = (FIXTURE / "kmsg.txt").read_text().replace("\n ", "\0 ").splitlines()

@@ -136,6 +136,18 @@ def test_stale(node: Node) -> None:
     assert files(node.collect()) == {"taken": 1, "stale": 1}
 
 
+@pytest.mark.parametrize(("first", "second", "shown"), [(20, 10, 400), (10, 20, 300)])
+def test_two_files_of_a_gpu(node: Node, first: float, second: float, shown: float) -> None:
+    """Of two that tell of one operation, that counts which was written last."""
+    node.rank()
+    node.write(line(300, 1000), age=first)
+    node.dump = node.inside / "other"
+    node.dump.mkdir()
+    node.rank(51, path="/other")
+    node.write(line(400, 1000), age=second)
+    assert [*bandwidths(node.collect()).values()] == [shown]
+
+
 def test_directory_named_twice(node: Node) -> None:
     """A directory that several processes name is read once."""
     node.rank()
@@ -149,11 +161,14 @@ def test_directory_named_twice(node: Node) -> None:
 
 def test_job_of_another_owner(node: Node) -> None:
     """A file that names a Slurm job of which its owner has no process here is not shown as that
-    job's.
+    job's, but as its owner's only one; of one that has, as that job's.
     """
     node.rank(SLURM_JOB_ID="12")
     node.write(line(400, 1000, job="99"))
     assert {labels[0] for labels in bandwidths(node.collect())} == {"slurm-12"}
+    node.rank(51, SLURM_JOB_ID="13")
+    node.write(line(400, 1000, job="13"))
+    assert {labels[0] for labels in bandwidths(node.collect())} == {"slurm-13"}
 
 
 def test_shared_directory(node: Node) -> None:

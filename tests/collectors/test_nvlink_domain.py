@@ -22,7 +22,7 @@ from tests.waiting import until
 
 node = nodes(gpus=2)
 
-DOMAIN = "6f1c2d9a-5b3e-4870-a1b2-c3d4e5f60718"
+DOMAIN = "6f1c2d9a-5b3e-4870-a100-c3d4e5f60718"
 
 
 def kernel(directory: Path) -> None:
@@ -51,7 +51,13 @@ def rack(tmp_path: Path) -> Iterator[Node]:
     (3, 0, 2, 0x55, 0, {"degraded_bandwidth", "route_recovery", "route_unhealthy",
     "access_timeout_recovery"}), (3, 0, 0, 0x2000, 0, {"no_partition_assigned"}),
     (3, 0, 2, 0xA4AA, 0, {"no_partition_assigned", "manager_disconnected", "no_partition"}),
+    (3, 0, 0, 0x200, 0, {"incorrect_system_guid"}),
     (3, 0, 0, 0x300, 0, {"incorrect_chassis_serial"}),
+    (3, 0, 0, 0x500, 0, {"insufficient_nvlinks"}),
+    (3, 0, 0, 0x600, 0, {"incompatible_firmware"}),
+    (3, 0, 0, 0x700, 0, {"invalid_location"}),
+    (3, 0, 0, 0x800, 0, {"gpu_state_invalid"}),
+    (3, 0, 0, 0x900, 0, {"incorrect_configuration"}),
     (3, 0, 2, 0x0F00, 0, {"incorrect_configuration"}),
     (2, 0, 1, 0x0, None, set()),
     (0, 0, 1, 0x0, None, set()),

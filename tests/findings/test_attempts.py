@@ -13,7 +13,8 @@ import pytest
 from dshealthd.core import documents
 from dshealthd.findings import attempts as module
 from dshealthd.findings.attempts import SPENT, Attempts
-from dshealthd.findings.record import DAY, NodeRecord
+from dshealthd.findings.past import DAY
+from dshealthd.findings.record import NodeRecord
 from dshealthd.jobs.environment import job_name, launch
 from dshealthd.jobs.goodput import Goodput
 from dshealthd.jobs.hangs.classes import Culprit, HangClass

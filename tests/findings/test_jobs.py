@@ -20,11 +20,13 @@ from dshealthd.collectors.training import (
     INFO,
     INPUT_SECONDS,
     MEMORY,
+    NONFINITE,
     PHASE,
     STEP,
     STEP_SECONDS,
 )
-from dshealthd.findings.jobs import ends, hangs
+from dshealthd.collectors.training import LOSS_FINITE as FINITE
+from dshealthd.findings.jobs import ends, hangs, losses
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.overview import overview
 from dshealthd.findings.past import Past
@@ -183,6 +185,27 @@ def test_memory_of_the_largest_gpu(reserved: float, said: str) -> None:
     (end,) = ends(Series([*sizes, *failed], past=Past(), now=60.0), 0.0)
     assert said in end.reason
     assert bool(said) is ("memory" in end.reason)
+
+
+@pytest.mark.parametrize(("seconds", "named"), [(110, "ranks 0, 1"), (130, "rank 0")])
+def test_the_rank_whose_loss_was_lost_first(seconds: int, named: str) -> None:
+    """It is named once the steps at which losses were lost have stood for two minutes: they move
+    where not every step tells its loss.
+    """
+    past, lost = Past(), []
+    for at in range(-10, seconds, 4):
+        counts = (("0", 90), ("1", 80 if at < 0 else 79))
+        samples = [
+            sample
+            for rank, count in counts
+            for sample in (
+                FINITE(0.0, "run-1", rank),
+                STEP(100, "run-1", rank),
+                NONFINITE(count, "run-1", rank),
+            )
+        ]
+        lost = list(losses(Series(samples, past=past, now=float(at)), 0.0))
+    assert [sign.reason for sign in lost] == [named]
 
 
 def test_the_rank_that_waits_longest_for_its_input() -> None:

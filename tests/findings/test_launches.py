@@ -8,12 +8,14 @@ import pytest
 
 from dshealthd.collectors.job_environment import RANKS
 from dshealthd.collectors.job_launches import AGE, BEHIND, LATE
+from dshealthd.collectors.nccl_ras import LAG, TROUBLE
+from dshealthd.collectors.nccl_ras import RANKS as NCCL_RANKS
 from dshealthd.core.collector import Sample
 from dshealthd.findings.idleness import Idleness
 from dshealthd.findings.launches import late_host, ranks_behind
 from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
-from dshealthd.findings.stalls import stalls
+from dshealthd.findings.stalls import arrivals, stalls
 from tests.findings.test_idleness import JOB, RESTS, gpu, rested
 
 FLOOR = 30.0
@@ -47,6 +49,24 @@ def test_gpus_that_wait() -> None:
     assert stalled(*counted(FLOOR, 0, 0, 0)) == [f"{WAITS}; {EQUAL}"]
     assert stalled(*counted(FLOOR)) == [WAITS]
     assert stalled(*counted(FLOOR, 4)) == [WAITS]
+
+
+def test_whom_nccl_names() -> None:
+    """Ranks that NCCL says are in trouble come before those that are behind by its count, and those
+    before what is counted here; without any, a communicator that does not begin says so.
+    """
+    of = JOB, "1", "h", "0"
+    dead, late = TROUBLE(1, *of, "remote_error"), LAG(3, *of, "AllReduce")
+    assert stalled(late, *counted(FLOOR, 0, 4, 0)) == ["rank 1 on h (behind)"]
+    assert stalled(LAG(0, *of, "AllReduce")) == [WAITS]
+    assert stalled(late, dead) == ["rank 1 on h (remote error)"]
+    for known, named in (
+        ([], "NCCL names none in trouble"),
+        ([dead], "rank 1 on h (remote error)"),
+    ):
+        series = Series([NCCL_RANKS(2, JOB, "8", "init"), *known])
+        (sign,) = arrivals(series, 0.0)
+        assert sign.reason.endswith(f"without a step: {named}")
 
 
 def test_a_job_that_launches_does_not_stall() -> None:

@@ -123,6 +123,7 @@ def test_eight_roles_are_told(roles: int) -> None:
 @pytest.mark.parametrize("ranks", [64, 65])
 def test_sixty_four_ranks_are_listed(ranks: int) -> None:
     """The lowest; all are counted."""
-    (job,) = overview(Series(STEP(50.0, "j", str(rank)) for rank in range(ranks)), "")
+    (job,) = overview(Series(STEP(50.0 + rank, "j", str(rank)) for rank in range(ranks)), "")
+    assert (job["step"], job["step_highest"]) == (50, 49 + ranks)
     assert [rank["rank"] for rank in job["ranks"]] == list(range(64))
     assert job["ranks_here"] == ranks

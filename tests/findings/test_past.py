@@ -41,9 +41,15 @@ def test_counter_that_exists_from_its_first_event_on() -> None:
     window.add(1.0, [(A, 7.0)])
     assert dict(window.values()) == {A: 0.0}
     later = Window(Measure.RISE, 60.0, from_zero=True)
+    later.dimensions = ("type",)
     later.add(0.0, [])
     later.add(30.0, [(A, 7.0)])
     assert dict(later.values()) == {A: 7.0}
+    restored = Window(Measure.RISE, 60.0, from_zero=True)
+    restored.restore(json.loads(json.dumps(later.document())), 30.0, 30.0)
+    restored.add(100.0, [])
+    restored.add(101.0, [(B, 3.0)])
+    assert dict(restored.values()) == {B: 3.0}  # the agent before had seen that there was none
 
 
 def test_rise_leaves_the_window() -> None:

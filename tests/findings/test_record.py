@@ -17,7 +17,8 @@ from dshealthd.core import state_writer
 from dshealthd.core.collector import Sample
 from dshealthd.findings import record
 from dshealthd.findings.entry import Entry
-from dshealthd.findings.record import DAY, NodeRecord
+from dshealthd.findings.past import DAY
+from dshealthd.findings.record import NodeRecord
 from dshealthd.findings.series import Series
 from tests.findings.test_judge import Node, loaded
 

@@ -36,15 +36,24 @@ def raise_missing(_emit: Emit) -> None:
     raise Missing(message)
 
 
-@pytest.mark.parametrize("answer", [b"no JSON", b"5", b"[1, 2, 3]"])
-@pytest.mark.parametrize("name", [b"", b"\xff"])
-def test_malformed_output_costs_its_own_function(name: bytes, answer: bytes) -> None:
-    """What a function's process writes in place of an answer does not end the others."""
+def framed(name: bytes, answer: bytes) -> bytes:
+    """Return what a function's process writes, head first."""
+    return len(name).to_bytes(4, "big") + len(answer).to_bytes(4, "big") + name + answer
+
+
+@pytest.mark.parametrize(("written", "problem"), [
+    *((framed(name, answer), "its output is malformed")
+      for name in (b"", b"\xff") for answer in (b"no JSON", b"5", b"[1, 2, 3]")),
+    (b"\xff" * 8, "its output exceeds its limit"),
+])  # fmt: skip
+def test_malformed_output_costs_its_own_function(written: bytes, problem: str) -> None:
+    """What a function's process writes in place of an answer does not end the others; of too much
+    the head is enough.
+    """
 
     def garbage(_emit: Emit) -> None:
         descriptor = max(int(one) for one in os.listdir("/proc/self/fd") if is_open(int(one)))
-        os.write(descriptor, len(name).to_bytes(4, "big") + len(answer).to_bytes(4, "big"))
-        os.write(descriptor, name + answer)
+        os.write(descriptor, written)
         time.sleep(60)
 
     pool = Pool()
@@ -52,7 +61,7 @@ def test_malformed_output_costs_its_own_function(name: bytes, answer: bytes) -> 
     pool.start("well", lambda _emit: 1, 60.0)
     found = {ended.name: ended for ended in pool.ended()}
     pool.close()
-    assert found["garbage"].problem == "its output is malformed"
+    assert found["garbage"].problem == problem
     assert found["well"].value == 1
 
 

@@ -181,8 +181,14 @@ def lines_of(root: Path) -> tuple[list[str], str]:
 
 
 def test_made_journal(tmp_path: Path) -> None:
-    """What the damage below is done to is a journal: all of its entries are read."""
-    found = lines_of(Journal().write(tmp_path))
+    """What the damage below is done to is a journal: all of its entries are read, and those of no
+    other file beside it.
+    """
+    root = Journal().write(tmp_path)
+    (active,) = root.rglob("system.journal")
+    for other in ("user-1000.journal", "system.txt"):
+        active.with_name(other).write_bytes(active.read_bytes())
+    found = lines_of(root)
     assert found == ([f"line {number}" for number in range(6)], "")
 
 

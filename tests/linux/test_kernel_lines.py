@@ -95,7 +95,8 @@ RECOVERY_ACTIONS = [
       "Reboot Required)"), "node_reboot"),
     (("pid=4711, name=a, b, c, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and "
       "Reset)"), "drain_and_reset"),
-    ("GPU recovery action changed from 0x0 (None) to 0x9 (Call Home)", "other"),
+    ("GPU recovery action changed from 0x0 (None) to 0x7 (System Reboot)", "system_reboot"),
+    ("GPU recovery action changed from 0x0 (None) to 0x8 (Call Home)", "other"),
     ("something else", None),
 ]  # fmt: skip
 

@@ -11,7 +11,7 @@ import pytest
 
 from dshealthd.config import registry
 from dshealthd.core.host import Host
-from dshealthd.linux.pci import RELEASE, Bus, gpus_absent
+from dshealthd.linux.pci import RELEASE, Bus, driver_absent, gpus_absent
 from dshealthd.nvml.collector import GpuCollectorOptions
 
 
@@ -85,6 +85,15 @@ def test_present_with_a_driver(host: Host, name: str) -> None:
     host.dev.mkdir()
     (host.dev / name).touch()
     assert gpus_absent(host) is None
+
+
+@pytest.mark.parametrize("place", ["dev/nvidiactl", "dev/dxg", "sys/module/nvidia"])
+def test_driver(tmp_path: Path, place: str) -> None:
+    """A device file or the module is a driver, with which jobs may use NCCL."""
+    host = Host(sysfs=tmp_path / "sys", dev=tmp_path / "dev")
+    assert driver_absent(host) == "no NVIDIA driver, and so no NCCL"
+    (tmp_path / place).mkdir(parents=True)
+    assert driver_absent(host) is None
 
 
 def test_present_with_a_gpu_and_no_driver(host: Host) -> None:

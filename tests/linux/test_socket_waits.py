@@ -31,16 +31,25 @@ def epoll(descriptor):
     polled.poll()
 print(flush=True)
 """
+MANY = """
+polled = select.poll()
+for _ in range(%d):
+    polled.register(os.dup(pipe[0]), select.POLLIN)
+polled.register(connection, select.POLLIN)
+polled.poll()
+"""
 WAITS = {
     "as requests does": "connection.recv(1)",
     "with a time-out, as httpx does": "connection.settimeout(900); connection.recv(1)",
     "in a loop of events, as aiohttp does": "epoll(connection)",
+    "as the last of 64": MANY % 63,
 }
 OTHERS = {
     "its data loader": "poll(pipe[0])",
     "another thread": "threading.Semaphore(0).acquire()",
     "nobody": "time.sleep(900)",
     "a loop of events without connections": "epoll(pipe[0])",
+    "more than are read": MANY % 64,
 }
 
 

@@ -16,7 +16,7 @@ import pytest
 from dshealthd.core.collector import Context, Reason, SourceError
 from dshealthd.core.host import Host
 from dshealthd.linux.sock_diag import TcpSocket, TcpState
-from dshealthd.linux.tcp_sockets import FEW, SocketCounts, Sockets, parse_sockstat
+from dshealthd.linux.tcp_sockets import SocketCounts, Sockets, parse_sockstat
 from dshealthd.linux.tcp_tables import TcpRow, parse_tcp
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
 
@@ -120,6 +120,9 @@ def test_without_ipv6_and_sockstat_the_files_do(tmp_path: Path) -> None:
 def test_too_many_sockets_for_the_files_are_said(tmp_path: Path) -> None:
     """Beyond the bound the files are not read at all."""
     (tmp_path / "net").mkdir()
+    (tmp_path / "net/tcp").write_text(HEADER)
+    (tmp_path / "net/sockstat").write_text("TCP: inuse 10 orphan 0 tw 19990 alloc 4 mem 1\n")
+    assert Sockets(context(tmp_path)).active() == []
     (tmp_path / "net/sockstat").write_text("TCP: inuse 10 orphan 0 tw 20000 alloc 4 mem 1\n")
     with pytest.raises(SourceError, match="20010 sockets are too many") as caught:
         Sockets(context(tmp_path)).active()
@@ -238,9 +241,13 @@ def test_ports_of_many_are_asked_for_less_often() -> None:
         assert ports(0) == 2
         leave_time_wait(port, 1, server=True)
         assert ports(0) == 3
-        leave_time_wait(port, FEW, server=False)
+        leave_time_wait(port, 900, server=False)
         assert ports(5) == 3
+        leave_time_wait(port, 1, server=True)
+        assert ports(0) == 4
+        leave_time_wait(port, 200, server=False)
+        assert ports(5) == 4
         leave_time_wait(port, 4, server=True)
-        assert ports(HOLD - 1) == 3
-        assert ports(1) == 7
+        assert ports(14) == 4
+        assert ports(1) == 8
         port.close()

@@ -257,7 +257,7 @@ static const char *const GB200_VALUES[][2] = {
     {"name", "NVIDIA GB200"},
     {"pci_device_id", "0x294110de"},
     {"fabric_clique", "32766"},
-    {"fabric_cluster_uuid", "6f1c2d9a5b3e4870a1b2c3d4e5f60718"},
+    {"fabric_cluster_uuid", "6f1c2d9a5b3e4870a100c3d4e5f60718"},
 };
 static const char *const OTHER_KEYS[] = {
     "gpus", "order", "order_latched", "profile", "node", "uuid", "serial", "pci", "processes",

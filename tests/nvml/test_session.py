@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.core.collector import Context, Reason, SourceError
-from dshealthd.core.host import Host
+from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome
-from dshealthd.nvml.session import Session
 from tests.nvml.node import GPU_COLLECTORS, Node, nodes
 
 node = nodes()
 
-MAX_GPUS, REFRESH = 32, 60.0
+REFRESH = 60.0
 
 
 def others(gpu: int) -> set[str]:
@@ -342,6 +340,11 @@ def test_quarantined_gpu(node: Node) -> None:
     assert seen.reasons("ecc") == {"gpu 3": Reason.TIMEOUT}
     assert seen.value("gpu_up", gpu="3", uuid="") == 0
     assert node.simulator.calls()["nvmlDeviceGetHandleByIndex_v2"] == 7
+    node.simulator.fault("fail", 999, function="nvmlDeviceGetUUID", gpu=2)
+    for _ in range(3):
+        node.collect("gpu", blocked={"gpu 3": Reason.TIMEOUT}, advance=REFRESH)
+    assert {event for event, _, _ in node.simulator.trace()} == {"init"}  # nor is NVML opened anew
+    node.simulator.clear_faults()
     assert node.collect().value("gpu_up", gpu="3", uuid=node.uuid(3)) == 1
 
 
@@ -427,11 +430,3 @@ def test_sentinels(node: Node) -> None:
     assert seen.value("gpu_compute_processes", gpu="1") == 2
     assert not seen.values("gpu_recovery_action", gpu="2")
     assert seen.value("gpu_up", gpu="1") == 1
-
-
-def test_count_that_no_driver_has(tmp_path: Path) -> None:
-    """As many GPUs as a driver can have are believed, one more are not."""
-    session = Session(Context(host=Host(sysfs=tmp_path)))
-    assert (session._counted(MAX_GPUS), session.fault) == (MAX_GPUS, None)
-    with pytest.raises(SourceError, match="is no count"):
-        session._counted(MAX_GPUS + 1)

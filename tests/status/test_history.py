@@ -11,7 +11,8 @@ import pytest
 
 from dshealthd.cli import main as cli
 from dshealthd.findings.entry import Entry
-from dshealthd.findings.record import DAY, NodeRecord
+from dshealthd.findings.past import DAY
+from dshealthd.findings.record import NodeRecord
 from dshealthd.jobs.goodput import Card
 from tests.findings.test_record import fault
 from tests.web.serving import serving

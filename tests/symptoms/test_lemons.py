@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-from dshealthd.findings.record import BUSY, DAY, INCIDENTS, NodeRecord
+from dshealthd.findings.past import DAY
+from dshealthd.findings.record import BUSY, INCIDENTS, NodeRecord
 from tests.findings.test_record import fault
 from tests.symptoms.promtool import ROOT, pruned, rule_groups, run
 

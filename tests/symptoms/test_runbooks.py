@@ -26,6 +26,8 @@ def test_text(slug: str) -> None:
     assert headings[0] == ("What to do now" if all_symptoms()[slug].entries else "Remedy")
     assert "+++" not in text
     assert "expr =" not in text
+    now = text.partition("## What to do now")[2].partition("## Remedy")[0]
+    assert bool(re.search(r"\b(NODE|JOB|PART)\b", now)) == ("stand for the labels" in now)
     assert "{{" not in text.replace("{{ $labels", "")
     numbered = r"\b[Gg]uides? [A-Z]\b.*|(?<![\w`])[A-E]\d{1,2}(?:'s\b| to [A-E]\d| and )"
     assert re.findall(rf"{numbered}|\b[Tt]he guides?\b", text) == []

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from dshealthd.findings.record import DAY, NodeRecord
+from dshealthd.findings.past import DAY
+from dshealthd.findings.record import NodeRecord
 from tests.findings.test_record import fault
 from tests.status_documents import finding
 from tests.web.accessible import SPECIFICATION, violations

@@ -57,7 +57,7 @@ def _reported(what: str, remedy: str, *metrics: str) -> Callable[[NodeContext], 
             gpu
             for (gpu,) in series.parts("gpu_up", "gpu")
             for name in metrics
-            if not any(series(name, gpu=gpu))
+            if not series.has(name, gpu=gpu)
         }
         for gpu in sorted(silent):
             yield unknown(
