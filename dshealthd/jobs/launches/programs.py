@@ -76,7 +76,8 @@ _ID = 40
 """Bytes kept of ncclUniqueId: a random number and the address of the root (NCCL: bootstrap.h)."""
 _COUNT, _SENDS, _FIRST, _LAST, _SPLITS, _TIMES = 0, 8, 16, 24, 32, 40
 _COUNTS = struct.Struct(f"={_TIMES // 8 + RING}Q")
-_INIT = struct.Struct(f"={_ID}sQQQ")
+_INIT = struct.Struct(f"={_ID}sQI4xQ")
+"""Of the register with the rank, an int, the other half is undefined."""
 _SPLIT = struct.Struct(f"=QQi{_ID - 20}x")
 """What a split has in place of a unique id."""
 _VALUE = -16 - _INIT.size
@@ -200,7 +201,7 @@ class Maps:
             if parent:
                 first, number, color = _SPLIT.unpack(unique)
                 origin = Split((parent, first), number, color)
-            found.append((pid, Init(slot, origin, rank & 0xFFFFFFFF, at)))
+            found.append((pid, Init(slot, origin, rank, at)))
         return found
 
 

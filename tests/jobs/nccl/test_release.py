@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.jobs.nccl.release import MappedReleases, Mapping, UnknownRelease, parse_maps
+from dshealthd.jobs.nccl.release import (
+    MappedReleases,
+    Mapping,
+    UnknownRelease,
+    parse_maps,
+    read_library,
+)
 from tests.jobs.elf import library
 
 CHUNK = 1 << 20
@@ -120,6 +126,16 @@ def test_other_file_at_the_path(tmp_path: Path) -> None:
     (tmp_path / "proc/7").symlink_to(proc)
     with pytest.raises(UnknownRelease, match="another file"):
         MappedReleases().of(Host(procfs=tmp_path / "proc"), 7)
+
+
+@pytest.mark.parametrize(("count", "whole"), [(4095, True), (4096, False)])
+def test_so_many_variables(tmp_path: Path, count: int, *, whole: bool) -> None:
+    """No NCCL has thousands: a library made of names does not fill the memory."""
+    names = b"".join(b"\0NCCL_%d" % number for number in range(1000, 1000 + count))
+    library(tmp_path / "libnccl.so.2", names.ljust(2 * CHUNK, b"\0") + b"\0NCCL_LAST\0")
+    with open(tmp_path / "libnccl.so.2", "rb") as file:
+        variables = read_library(file.fileno(), "").variables
+    assert (len(variables), "NCCL_LAST" in variables) == (4096, whole)
 
 
 @pytest.mark.parametrize(("count", "known"), [(8, True), (9, False)])
