@@ -191,7 +191,7 @@ def nearest(mutation: Mutation) -> list[list[str]]:
     indirect = importing("tests", [naming(hop) for hop in hops if "test_" not in hop.name])
     for path, text in texts("tests").items():
         folders = path.parts[1:-1]
-        if SLOW & {*folders} or not path.name.startswith("test_"):
+        if SLOW & {*folders[:1]} or not path.name.startswith("test_"):
             continue
         is_own = folders in {place, place[:-1]} and path.stem == f"test_{file.stem}"
         is_near = bool(folders) and folders in {place, place[:-1]}
