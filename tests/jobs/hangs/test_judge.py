@@ -310,6 +310,8 @@ def test_a_checkpoint_in_which_nobody_works() -> None:
     trains = changed(WAITS, stage=INPUT, bound=FLOOR, **LATE)
     others = [changed(trains, rank=0, **BARRIER), saving()[1], changed(trains, rank=2, **BARRIER)]
     assert found(others).culprits == ((1, Culprit.CHECKPOINT),)
+    still = found([replace(rank, world_size=4) for rank in others])
+    assert (still.reason, still.hold) == (HangClass.COLLECTIVE, UNKNOWN - FIRST)
 
 
 @pytest.mark.parametrize(
