@@ -41,8 +41,10 @@ HUNG = gauge(
     "file",
 )
 
-LOAD_DEADLINE = 2.0
-"""Seconds to read a file, which takes some 20 ms: a hung disk must not keep the agent waiting."""
+DEADLINE = 2.0
+"""Seconds to read, list or write files, which takes some 20 ms: a hung disk must not keep the agent
+waiting.
+"""
 _POLL = 0.01
 """Seconds between two checks for completion; a write takes about 20 ms."""
 _writers: weakref.WeakValueDictionary[str, LatestWriter] = weakref.WeakValueDictionary()
@@ -182,9 +184,9 @@ class StateFile:
     async def _call(self, function: Callable[[], T]) -> T:
         try:
             name = f"state of {self._name}"
-            return await background.call(function, name, LOAD_DEADLINE, OSError)
+            return await background.call(function, name, DEADLINE, OSError)
         except TimeoutError as error:
-            why = f"the disk does not answer within {LOAD_DEADLINE:g} s"
+            why = f"the disk does not answer within {DEADLINE:g} s"
             raise TimeoutError(errno.ETIMEDOUT, why, self.place) from error
 
     def save(self, content: str) -> None:

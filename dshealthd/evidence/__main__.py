@@ -83,7 +83,7 @@ def _make(
 def _user(host: Host, pid: int) -> int | None:
     """Return the uid of a rank's process; None if it has ended."""
     try:
-        return parse_real_user(read_bytes(host.proc(f"{pid}/status"), 1 << 16))
+        return parse_real_user(read_bytes(host.proc(f"{pid}/status")))
     except (OSError, ValueError, ArithmeticError):
         return None
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from dshealthd.linux.forked import Ended, Function
 
 MAX_RANKS = 64
-AT_ONCE = 32
-"""Steps that run in parallel: a node has 8 ranks, and three steps for each."""
 HOUR = 3600.0
 DEADLINE = flight_recorder.PATIENCE + members.DEADLINE
 """Seconds for the steps that do more than read `/proc`: a flight recorder's waits longest."""
@@ -207,7 +205,7 @@ class Collection:
         stacked = functools.partial(
             stacks.collect, host=self._host, pid=rank.pid, rank=rank.rank, program=self._py_spy
         )
-        yield Step(f"stacks {rank.pid}", stacked)
+        yield Step(f"stacks {rank.pid}", stacked, 2 * stacks.MAX_OUTPUT)
         if rank.environment is not None:
             recorded = functools.partial(
                 flight_recorder.collect,
@@ -274,7 +272,7 @@ class Collection:
             ]
 
     def _run(self, steps: Iterable[Step], deadline: float) -> None:
-        pool = Pool(AT_ONCE)
+        pool = Pool()
         try:
             for step in steps:
                 pool.start(step.name, step.function, deadline, step.max_bytes, self._bundle.append)

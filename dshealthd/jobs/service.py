@@ -32,11 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RESTING = 5.0
-"""Least seconds between two looks at ranks while there is none."""
-SAVE_DEADLINE = 2.0
-"""Deadline in seconds of the last write at shutdown, which takes some 20 ms."""
-
 
 class Jobs:
     """The service: it owns the reader of heartbeats and the hang detector."""
@@ -163,7 +158,7 @@ class Jobs:
         self._stop_looking()
         self._stop_reading()
         if self._pace is not None:
-            await state_writer.wait_until_written(SAVE_DEADLINE)
+            await state_writer.wait_until_written(state_writer.DEADLINE)
 
     async def _resume(self, detector: HangDetector, host: Host) -> list[PageHolder]:
         """Load the baselines that an earlier agent of this boot saved.
@@ -201,10 +196,11 @@ class Jobs:
     def _check(self) -> None:
         if self._reader is None or self._detector is None or self._hang_options is None:
             return
-        if self._looking is not None:
+        if self._looking is not None and self._tending is not None:
             ranks = len(self._reader) or self._detector.jobs
             interval = self._hang_options.interval
-            self._looking.interval = interval if ranks else max(interval, RESTING)
+            # While there is none, no more often than new ones are taken.
+            self._looking.interval = interval if ranks else max(interval, self._tending.interval)
         if not self._reading():
             return
         senders = self._reader.ranks()

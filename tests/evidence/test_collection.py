@@ -122,8 +122,8 @@ class Node:
             [],
             {
                 "rounds": [
-                    {"time": NOW - 60, "kind": "light", "outcome": "ok"},
-                    {"time": NOW - 9999, "kind": "pair"},
+                    {"time": NOW - 3599, "kind": "light", "outcome": "ok"},
+                    {"time": NOW - 3601, "kind": "pair"},
                 ]
             },
         )
