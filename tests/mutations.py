@@ -44,7 +44,9 @@ REVERSED: dict[type[ast.cmpop], str] = {
     ast.Lt: ">=", ast.LtE: ">", ast.Gt: "<=", ast.GtE: "<",
 }  # fmt: skip
 OTHERS = {"min": "max", "max": "min", "any": "all", "all": "any"}
-TIME = re.compile(r"\b(now|monotonic|time|elapsed|age|since|until|deadline|seconds)\b")
+TIME = re.compile(
+    r"\b(now|monotonic|time|elapsed|age|since|until|deadline|seconds|silence|overdue)\b"
+)
 """A time, which no clock meets exactly: the side matters, the limit itself does not."""
 SAID = re.compile(r"(_?log(ger)?|LOG)\.|warnings\.|(\w*\.)?(add_argument|round|print)\b")
 """Calls whose arguments are read by people alone."""

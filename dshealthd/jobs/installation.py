@@ -252,7 +252,7 @@ def process_prefixes(place: str, environment: Mapping[str, str], site: str | Non
     `place` is its directory in `/proc`, `site` the package directory that torch was loaded from.
     Raises OSError.
     """
-    program = os.fsdecode(read_bytes(f"{place}/cmdline", 4096).partition(b"\0")[0])
+    program = os.fsdecode(read_bytes(f"{place}/cmdline").partition(b"\0")[0])
     # A virtual environment's interpreter is a link, which only this name shows.
     yield from _prefix(program)
     yield from (

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 STAGES = 3
 """Stages of a step."""
+SUSPECTED = 0.5
+"""Share of the bound from which on a silence is suspected, and looked at closely. A healthy rank is
+seldom silent for so long: its bound is twice the longest of the last hours.
+"""
 STOPPED = frozenset({ThreadState.STOPPED, ThreadState.TRACED})
 """States of a process that is stopped by a signal or a debugger."""
 OPERATIONS = (

@@ -15,8 +15,8 @@ from dshealthd.core import schema
 from dshealthd.jobs.environment import watchdog_seconds
 from dshealthd.jobs.hangs.exits import End
 from dshealthd.jobs.hangs.judge import NOTICE, UNEXPLAINED
-from dshealthd.jobs.hangs.silence import FLOOR, SHOWN, SUSPECTED, SilenceBaseline
-from dshealthd.jobs.hangs.states import STOPPED, RankState, operation
+from dshealthd.jobs.hangs.silence import FLOOR, SHOWN, SilenceBaseline
+from dshealthd.jobs.hangs.states import STOPPED, SUSPECTED, RankState, operation
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.heartbeats.reader import MAX_SENDERS
 from dshealthd.jobs.shares import share_places

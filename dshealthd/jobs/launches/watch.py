@@ -160,7 +160,7 @@ class Launches:
         pid, start = one.process.key
         try:
             stat = read_stat(self._context.host, pid)
-            status = read_bytes(self._context.host.proc(f"{pid}/status"), 1 << 16)
+            status = read_bytes(self._context.host.proc(f"{pid}/status"))
         except (OSError, ValueError, ArithmeticError):
             return  # it has ended: the next turn leaves it
         if _tracer(status):

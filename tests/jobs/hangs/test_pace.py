@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd.core.host import Host
+from dshealthd.core.state_writer import wait_until_written
 from dshealthd.jobs.hangs.pace import Pace
 from dshealthd.jobs.hangs.silence import SilenceBaseline
 from dshealthd.jobs.hangs.watch import SavedRank
@@ -34,3 +35,15 @@ def test_writes(
         monkeypatch.setattr(pace._file, "save", lambda _, now=now: found.append(now))
         pace.keep(ranks, now, at_once=at_once)
     assert found == written
+
+
+async def test_what_is_read(tmp_path: Path) -> None:
+    """An agent knows the ranks of this boot that the one before it has written, if any."""
+    pace = Pace(tmp_path, Host())
+    assert await pace.load() == []
+    pace.keep(RANKS, 100.0)
+    assert await wait_until_written(60) == []
+    assert await pace.load() == RANKS
+    place = tmp_path / "job_hang.json"
+    place.write_text(place.read_text().replace(pace._boot_id, "another"))
+    assert await pace.load() == []
