@@ -45,7 +45,7 @@ REVERSED: dict[type[ast.cmpop], str] = {
 }  # fmt: skip
 OTHERS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 TIME = re.compile(
-    r"\b(now|monotonic|time|elapsed|age|since|until|deadline|seconds|silence|overdue)\b"
+    r"\b(now|monotonic|time|elapsed|age|since|until|deadline|seconds|wall|silence|overdue)\b"
 )
 """A time, which no clock meets exactly: the side matters, the limit itself does not."""
 SAID = re.compile(r"(_?log(ger)?|LOG)\.|warnings\.|(\w*\.)?(add_argument|round|print)\b")

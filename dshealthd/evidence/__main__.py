@@ -51,7 +51,7 @@ def main(descriptor: int) -> None:
 def _make(
     request: dict[str, Any], directory: Path, channel: socket.socket, messages: Any
 ) -> dict[str, Any]:
-    """Make a bundle. `BundleRefused`, OSError."""
+    """Collect evidence into a new bundle, and return its outcome. `BundleRefused`, OSError."""
     case = HangCase(**request["case"])
     begun = request["begun"]
     errors = Errors()

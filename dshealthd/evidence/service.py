@@ -56,7 +56,7 @@ INTERVAL = 10.0
 
 
 class Taken(NamedTuple):
-    """The result of a collection."""
+    """The result of a collection of evidence."""
 
     outcome: str
     detail: str
@@ -137,7 +137,7 @@ class Evidence:
             await self.remember()
 
     async def remember(self) -> None:
-        """List the bundles on the disk."""
+        """List the bundles of evidence on the disk."""
         look = functools.partial(state_file.names_in_child, str(self.directory))
         try:
             names = await background.call(look, "kept evidence", state_writer.DEADLINE, OSError)
@@ -193,7 +193,7 @@ class Evidence:
         }
 
     async def collect(self, case: HangCase) -> Taken:
-        """Take evidence now.
+        """Take evidence of a hang now, as one bundle.
 
         Every failure is an outcome. Cancellation kills the collecting process.
         """

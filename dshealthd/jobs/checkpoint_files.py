@@ -87,7 +87,7 @@ class Checkpoint:
                     yield Gap(kind, model_rank, absent, whole)
 
     def missing(self, optimizer_files: int | None) -> int:
-        """Return the least number of missing files.
+        """Return the least number of files that a checkpoint lacks.
 
         `optimizer_files` is the expected number of optimizer files, None if unknown.
         """
@@ -148,8 +148,8 @@ class Scan:
         self.todo = sorted(names, reverse=True)
 
     def check(self, root: Root) -> None:
-        """Look at the next file. OSError: then it is the next one still, and does not count as
-        absent.
+        """Check size and end of the checkpoint's next file. OSError: then it is the next one still,
+        and does not count as absent.
         """
         name = self.todo[-1]
         status = root.stat(f"{self._folder}/{name}")

@@ -40,7 +40,7 @@ _POLL = 0.1
 
 
 class NodeCheckResult(enum.Enum):
-    """The result of a check."""
+    """The result of a check of this node for Slurm."""
 
     CLEAN = "clean"
     UNKNOWN = "unknown"
@@ -161,7 +161,7 @@ class Busy(Exception):
 
 @dataclass(slots=True)
 class Streaks:
-    """Counts of consecutive checks."""
+    """How many consecutive checks of this node for Slurm had each finding."""
 
     bad: dict[str, Annotated[int, schema.Integer()]] = field(default_factory=dict)
     """Checks in a row with each finding."""

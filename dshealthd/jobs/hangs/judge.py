@@ -110,7 +110,7 @@ class Standstill:
 
     @property
     def explanation(self) -> str:
-        """The cause in words."""
+        """The cause of the standstill in words."""
         if self.reason is HangClass.WORKING and self.work.says:
             return f"no step, but {self.work.says}"
         return explain(self.reason, named=bool(self.culprits), whole=self.whole)

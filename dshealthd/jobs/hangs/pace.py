@@ -24,7 +24,7 @@ _LIMIT = 1 << 20
 
 @dataclass(slots=True)
 class SavedRanks:
-    """The ranks of a boot."""
+    """The usual silences of ranks, and the boot that these belong to."""
 
     boot_id: str
     ranks: list[SavedRank]
@@ -42,14 +42,14 @@ class Pace:
         """Whether the file may hold ranks."""
 
     async def load(self) -> list[SavedRank]:
-        """Return the ranks that this boot saved; OSError, SchemaError."""
+        """Return the ranks' baselines that this boot saved; OSError, SchemaError."""
         if (document := await self._file.load()) is None:
             return []
         found: SavedRanks = schema.of(SavedRanks).read(document, self._file.place)
         return found.ranks[:MAX_SENDERS] if found.boot_id == self._boot_id else []
 
     def keep(self, ranks: list[SavedRank], now: float, *, at_once: bool = False) -> None:
-        """Write the ranks in the background, if it is time; `now` is monotonic."""
+        """Save the ranks' baselines in the background, if it is time; `now` is monotonic."""
         if (now - self._saved < SAVE and not at_once) or not (ranks or self._kept):
             return
         self._saved, self._kept = now, bool(ranks)

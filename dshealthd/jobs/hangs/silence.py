@@ -128,7 +128,7 @@ class SilenceBaseline:
 
     @property
     def idle_bound(self) -> float:
-        """The same while nothing here is at work."""
+        """Seconds of silence that are still usual while none of its job is at work on this node."""
         if self.phase not in SHOWN:
             return self.bound
         seconds = self._usual(self.phase) or 0.0
@@ -144,5 +144,5 @@ class SilenceBaseline:
         return float(seconds * 0.5 ** (max(0.0, self.heard - at) / HALVED))
 
     def silence(self, now: float) -> float:
-        """Return the seconds since the last heartbeat."""
+        """Return the seconds since the rank's last heartbeat."""
         return max(0.0, now - self.heard)

@@ -136,7 +136,7 @@ class RankState:
         return not spins and self.cpu is not None and self.cpu >= BUSY
 
     def is_idle(self, seen: Work) -> bool:
-        """Whether it is known to do nothing."""
+        """Whether the rank is known to be idle, as its GPU and its training's thread are."""
         if self.on_gpu and self.rank not in seen.still:
             return False
         return self.rank in seen.waits or (

@@ -197,7 +197,7 @@ class RankWatch:
         self._saved = {(rank.pid, rank.start): rank for rank in saved}
 
     def saved(self) -> list[SavedRank]:
-        """Return the running ranks, for a later agent."""
+        """Return the baselines of the running ranks, for a later agent."""
         return [
             SavedRank(*one.key, user, one.message.sent, self._clock, one.baseline)
             for one in self.watched.values()
@@ -210,7 +210,7 @@ class RankWatch:
         now: float,
         unusual: Collection[str] = (),
     ) -> None:
-        """Take the ranks' latest messages, at monotonic time `now` in seconds.
+        """Check the ranks' latest heartbeats and processes, at monotonic time `now` in seconds.
 
         A silence that ends is learnt as usual, except those of the jobs that are `unusual`.
         """

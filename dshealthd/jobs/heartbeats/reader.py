@@ -83,7 +83,7 @@ class HeartbeatReader:
 
     @property
     def is_open(self) -> bool:
-        """Whether pages are read."""
+        """Whether heartbeat pages are read."""
         return self._blocking_tasks is not None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -107,7 +107,7 @@ class HeartbeatReader:
         self._opened = self._monotonic()
 
     def close(self) -> None:
-        """Let go of all senders."""
+        """Stop reading heartbeats, and drop all senders."""
         for sender in list(self._senders.values()):
             self._drop(sender)
         if self._blocking_tasks is not None:

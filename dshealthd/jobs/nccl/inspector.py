@@ -93,7 +93,7 @@ class Figures:
 
 @dataclass(slots=True)
 class Content:
-    """The content of one file."""
+    """The content of one file of NCCL's Inspector."""
 
     operations: dict[MeasuredOperation, Figures]
     malformed: int = 0
@@ -215,7 +215,7 @@ def _six_digits(value: float) -> float:
 
 
 class InspectorFileState(enum.StrEnum):
-    """What happens with a file."""
+    """Whether an Inspector file is taken, or why not."""
 
     TAKEN = "taken"
     STALE = "stale"
@@ -271,7 +271,7 @@ class Directories(dict[tuple[int, int], Directory]):
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file that was read."""
+    """An Inspector file that was read."""
 
     uuid: str
     """UUID of the GPU, in NVML's form."""

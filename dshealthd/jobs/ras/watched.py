@@ -145,7 +145,7 @@ class WatchedJob:
         self._rarely = self._refused = True
 
     def answered(self, status: Status, answerer: int | None, interval: float = 0.0) -> None:
-        """Record a plausible answer.
+        """Record a plausible RAS answer.
 
         `interval` is the usual time in seconds between two answers of a job that is not healthy;
         `answerer` is the answering process's pid in its own namespace.
