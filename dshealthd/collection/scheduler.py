@@ -18,6 +18,7 @@ from dshealthd.collection.supervisor import Supervisor
 from dshealthd.config import registry
 from dshealthd.core import background, state_file, state_writer
 from dshealthd.core.collector import Collector, CollectorOptions, Context, News
+from dshealthd.core.host import MAX_FILE
 from dshealthd.core.options import encode
 from dshealthd.core.result import attempt, not_available
 from dshealthd.core.timing import next_due
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_STATE_LIMIT = 1 << 20
-"""Most bytes read from a state file; those of kernel_log have at most about 64 KiB."""
 SLACK = 0.01
 """Seconds by which a collection may be early.
 
@@ -396,7 +395,7 @@ class Scheduler:
             if self._state is None or not registry.all_collectors()[name].keeps_state:
                 continue
             place = f"{self._state}/{name}.json"
-            look = functools.partial(state_file.read_in_child, place, _STATE_LIMIT)
+            look = functools.partial(state_file.read_in_child, place, MAX_FILE)
             try:
                 what = f"state of {name}"
                 content = await background.call(look, what, state_writer.DEADLINE, OSError)

@@ -45,9 +45,6 @@ from dshealthd.core.text import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_UNTRIED = 64
-"""Most untried parts that are named; there are scouts for only a few."""
-
 
 def main(page: int, descriptor: int) -> None:
     """Serve the agent's requests on the inherited socket `descriptor` until the other end closes.
@@ -116,7 +113,7 @@ def main(page: int, descriptor: int) -> None:
             channel.sendall(encoder.pack(current, result))
         done: dict[str, Any] = {
             "touched": list(touched),
-            "untried": list(untried)[:_UNTRIED],
+            "untried": list(untried),
             "news": list(news),
         }
         if context.memory != handed_on:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core import documents, schema
-from dshealthd.core.host import read
+from dshealthd.core.host import MAX_FILE, read
 from dshealthd.core.state_writer import StateFile
 from dshealthd.jobs.hangs.watch import SavedRank
 from dshealthd.jobs.heartbeats.reader import MAX_SENDERS
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 SAVE = 10.0
 """Seconds between two writes while there are ranks."""
-_LIMIT = 1 << 20
-"""Most bytes of the file: 4 KiB for each of MAX_SENDERS."""
 
 
 @dataclass(slots=True)
@@ -36,7 +34,7 @@ class Pace:
     def __init__(self, directory: Path, host: Host) -> None:
         """Prepare without reading the file; OSError if the boot id cannot be read."""
         self._boot_id = read(host.proc("sys/kernel/random/boot_id")).strip()
-        self._file = StateFile(directory, "job_hang", _LIMIT)
+        self._file = StateFile(directory, "job_hang", MAX_FILE)
         self._saved = 0.0
         self._kept = True
         """Whether the file may hold ranks."""

@@ -68,8 +68,10 @@ MAX_COMMUNICATORS = 64
 """Communicators that are kept of one process; with tensor, pipeline, data and expert parallelism a
 rank has some ten. No process can use up the places of another.
 """
-MAX_INITS = 1024
-"""Communicators whose initialization was seen and not read yet."""
+PLACES = MAX_PROCESSES * MAX_COMMUNICATORS
+"""Places of each map: far more than it takes of processes, and of communicators whose
+initialization was seen and not read yet.
+"""
 RING = 64
 """Latest launches whose times are kept; a power of two."""
 _ID = 40
@@ -143,15 +145,13 @@ class Maps:
     def __init__(self) -> None:
         """Create them; OSError if that is not permitted."""
         self._descriptors: list[int] = []
-        # Twice: one that gets its place before another has left it.
-        self.processes = self._create(bpf.HASH, 8, _PROCESS.size, 2 * MAX_PROCESSES)
-        most = MAX_PROCESSES * MAX_COMMUNICATORS
-        self.counts = self._create(bpf.HASH, _KEY.size, _COUNTS.size, most)
-        self.inits = self._create(bpf.LRU_HASH, _KEY.size, _INIT.size, MAX_INITS)
+        self.processes = self._create(bpf.HASH, 8, _PROCESS.size)
+        self.counts = self._create(bpf.HASH, _KEY.size, _COUNTS.size)
+        self.inits = self._create(bpf.LRU_HASH, _KEY.size, _INIT.size)
         self.zeros = self._create(bpf.ARRAY, 4, _COUNTS.size, 1)
 
-    def _create(self, kind: int, key: int, value: int, entries: int) -> int:
-        self._descriptors.append(bpf.create_map(kind, key, value, entries))
+    def _create(self, kind: int, key: int, value: int, places: int = PLACES) -> int:
+        self._descriptors.append(bpf.create_map(kind, key, value, places))
         return self._descriptors[-1]
 
     def close(self) -> None:
@@ -168,8 +168,7 @@ class Maps:
         """Remove a process and its launches from the BPF maps. OSError."""
         bpf.delete(self.processes, struct.pack("=Q", pid))
         for descriptor, size in ((self.counts, _COUNTS.size), (self.inits, _INIT.size)):
-            most = 2 * MAX_PROCESSES * MAX_COMMUNICATORS
-            for key, _ in list(bpf.entries(descriptor, _KEY.size, size, most)):
+            for key, _ in list(bpf.entries(descriptor, _KEY.size, size, PLACES)):
                 if _KEY.unpack(key)[0] == pid:
                     bpf.delete(descriptor, key)
 
@@ -181,8 +180,7 @@ class Maps:
     def read(self) -> dict[tuple[int, int], Counts]:
         """Return the launches in BPF maps, by process and communicator's address. OSError."""
         found = {}
-        most = 2 * MAX_PROCESSES * MAX_COMMUNICATORS
-        for key, value in bpf.entries(self.counts, _KEY.size, _COUNTS.size, most):
+        for key, value in bpf.entries(self.counts, _KEY.size, _COUNTS.size, PLACES):
             pid, communicator = _KEY.unpack(key)
             count, sends, first, last, _, *times = _COUNTS.unpack(value)
             # The oldest few may be overwritten while the kernel copies the value.
@@ -194,7 +192,7 @@ class Maps:
     def initialized(self) -> list[tuple[int, Init]]:
         """Return the communicators' initializations in BPF maps, with their processes. OSError."""
         found = []
-        for key, value in bpf.entries(self.inits, _KEY.size, _INIT.size, 2 * MAX_INITS):
+        for key, value in bpf.entries(self.inits, _KEY.size, _INIT.size, PLACES):
             pid, slot = _KEY.unpack(key)
             unique, parent, rank, at = _INIT.unpack(value)
             origin: bytes | Split = unique
