@@ -178,6 +178,7 @@ def test_a_job_at_work_is_in_a_pause(rank_1: dict[str, object]) -> None:
     still = found(late, Work("its GPUs compute"))
     assert (still.reason, still.hold, still.is_pause) == (HangClass.WORKING, math.inf, True)
     assert not still.teaches
+    assert still.explanation == "no step, but its GPUs compute"
     assert found(late).shown
 
 
