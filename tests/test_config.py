@@ -10,7 +10,7 @@ import pytest
 
 from dshealthd.config import config, registry
 from dshealthd.config.config import Config
-from dshealthd.core.options import Bytes, ConfigError, Duration, Errors, decode, encode
+from dshealthd.core.options import Bytes, ConfigError, Duration, Errors, decoded, encode
 from dshealthd.core.sockets import listen_address
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.slurm.options import SlurmOptions
@@ -166,13 +166,13 @@ def test_level_warn_is_warning(tmp_path: Path) -> None:
 
 def test_options_survive_the_way_to_a_worker() -> None:
     """What a worker decodes is what the agent has. The options of every collector are equal after
-    encoding and decoding.
+    encoding and decoding; anything else is a defect.
     """
     for name, kind in registry.all_collectors().items():
-        errors = Errors()
         options = config.load(None).collectors[name]
-        assert decode(kind.Options, encode(options), name, errors) == options
-        assert not errors
+        assert decoded(kind.Options, encode(options)) == options
+    with pytest.raises(ValueError, match="colour"):
+        decoded(kind.Options, {"colour": "red"})
 
 
 def test_listen_addresses() -> None:

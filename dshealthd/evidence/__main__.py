@@ -19,7 +19,7 @@ from typing import Any
 
 from dshealthd.core import wire
 from dshealthd.core.host import Host, read_bytes
-from dshealthd.core.options import Errors, decode
+from dshealthd.core.options import decoded
 from dshealthd.evidence import bundle as bundles
 from dshealthd.evidence.collection import Collection
 from dshealthd.evidence.findings import HangCase
@@ -54,10 +54,7 @@ def _make(
     """Collect evidence into a new bundle, and return its outcome. `BundleRefused`, OSError."""
     case = HangCase(**request["case"])
     begun = request["begun"]
-    errors = Errors()
-    host = decode(Host, request["host"], "", errors)
-    if errors:
-        raise ValueError("; ".join(errors))
+    host = decoded(Host, request["host"])
     user = next((found for _, pid in case.ranks if (found := _user(host, pid)) is not None), None)
     bundle = bundles.make(directory, case.job, begun, user=user, **request["limits"])
     collection = Collection(

@@ -241,6 +241,6 @@ def _surplus(
 def _user(bundle: Path) -> int | None:
     """Return the uid of a bundle's job; None if it is not recorded."""
     try:
-        return int(read(str(bundle / _USER), 32))
+        return int(read(str(bundle / _USER)))
     except (OSError, ValueError, ArithmeticError):
         return None

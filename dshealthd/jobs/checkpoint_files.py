@@ -81,8 +81,8 @@ class Checkpoint:
         """Yield the ranks whose files are missing although higher ranks have theirs."""
         for groups, kind in ((self.shards(), "optim"), (self.model_shards(), "model")):
             whole = 1 + max((max(ranks) for ranks in groups.values()), default=-1)
-            for model_rank, ranks in sorted(groups.items()):
-                absent = sorted(set(range(whole)) - ranks)
+            for model_rank, ranks in groups.items():
+                absent = [rank for rank in range(whole) if rank not in ranks]
                 if absent:
                     yield Gap(kind, model_rank, absent, whole)
 

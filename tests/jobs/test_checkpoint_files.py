@@ -47,6 +47,7 @@ def test_so_many_files_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     while scan.todo:
         scan.check(root(2050))
     assert (len(opened), len(scan.files)) == (2048, 2050)
+    assert opened == sorted(opened)
 
 
 @pytest.mark.parametrize(("names", "stage"), [

@@ -13,6 +13,7 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.jobs.nccl.release import (
+    Library,
     MappedReleases,
     Mapping,
     UnknownRelease,
@@ -126,6 +127,27 @@ def test_other_file_at_the_path(tmp_path: Path) -> None:
     (tmp_path / "proc/7").symlink_to(proc)
     with pytest.raises(UnknownRelease, match="another file"):
         MappedReleases().of(Host(procfs=tmp_path / "proc"), 7)
+
+
+@pytest.mark.parametrize(("known", "kept"), [(63, 64), (64, 1)])
+def test_so_many_libraries_are_remembered(
+    start: Callable[..., int], tmp_path: Path, known: int, kept: int
+) -> None:
+    """As many as all jobs of a node have; then anew."""
+    library(tmp_path / "libnccl.so.2", BANNER)
+    releases = MappedReleases()
+    releases._known = {(number,): Library(frozenset(), frozenset()) for number in range(known)}
+    assert releases.of(Host(), start(tmp_path / "libnccl.so.2")) == {"2.27.7"}
+    assert len(releases._known) == kept
+
+
+@pytest.mark.parametrize(("size", "known"), [((16 << 20) - 1, True), (16 << 20, False)])
+def test_so_many_mappings(tmp_path: Path, size: int, *, known: bool) -> None:
+    """Of a process with more it is not known what it has mapped."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/maps").write_bytes(b"\n" * size)
+    with nullcontext() if known else pytest.raises(UnknownRelease, match="bytes of mappings"):
+        assert MappedReleases().of(Host(procfs=tmp_path), 7) == frozenset()
 
 
 @pytest.mark.parametrize(("count", "whole"), [(4095, True), (4096, False)])
