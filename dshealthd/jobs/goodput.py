@@ -183,7 +183,8 @@ class Goodput:
                 self._find_begin(sums)
                 made = min(made, self.step - (self.began or 0))
             elif self.stood and sums != before:
-                work, wait = (sums[place] - before[place] for place in (2, 3))
+                work = sums.work_seconds - before.work_seconds
+                wait = sums.wait_seconds - before.wait_seconds
                 step, steps, worked, waited = self.base
                 if work > wait:
                     worked += self.stood
