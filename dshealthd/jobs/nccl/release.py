@@ -30,10 +30,10 @@ MAPS_LIMIT = 16 << 20
 """Bytes; a process that has loaded torch and CUDA has one or two MiB."""
 _RELEASE = re.compile(r"[0-9]+\.[0-9]+[0-9A-Za-z.+-]{0,32}")
 _LIBRARY = re.compile(
-    rb"^\S+ \S+ \S+ \S+ (\d+) +(.*(?:/libnccl\.so[0-9.]*|/libtorch[a-z_]*\.so))( \(deleted\))?$",
+    rb" (\d+) +((?:/[^\n]*/|/)(?:libnccl\.so[0-9.]*|libtorch[a-z_]*\.so))( \(deleted\))?$",
     re.MULTILINE,
 )
-"""A line of `maps` that names a library: its inode, its path, and whether that is deleted."""
+"""The end of a line of `maps` that names a library: inode, path, and whether that is deleted."""
 _FILE_NAME = re.compile(r"libnccl\.so\.([0-9]+\.[0-9]+\.[0-9]+)")
 _BANNER = re.compile(
     rb"NCCL version ([0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}[!-*,-~]{0,24})(?:\+cuda| compiled with)"

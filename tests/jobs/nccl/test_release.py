@@ -60,11 +60,13 @@ def test_maps() -> None:
         b"7f01-7f02 r-xp 00001000 fe:00 77 /a b/libnccl.so.2.27.7\n"
         b"7f02-7f03 r--p 00000000 fe:00 78 /t/libtorch_cuda.so (deleted)\n"
         b"7f03-7f04 r--p 00000000 fe:00 79 /t/libnccl-net.so\n"
+        b"7f03-7f04 r--p 00000000 fe:00 80           /libnccl.so\n"
         b"7f04-7f05 rw-p 00000000 00:00 0 \n"
     )
     assert parse_maps(data) == (
         Mapping("/a b/libnccl.so.2.27.7", 77, deleted=False),
         Mapping("/t/libtorch_cuda.so", 78, deleted=True),
+        Mapping("/libnccl.so", 80, deleted=False),
     )
 
 
