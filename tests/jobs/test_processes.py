@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.core.collector import Fault, Reason
+from dshealthd.jobs import processes
 from dshealthd.jobs.processes import ProcessTable, Unseen
 from dshealthd.linux.process import parse_stat
 from tests.jobs.machines import TORCH, Machine, environ, stat_line
@@ -262,6 +264,24 @@ def test_process_without_a_readable_environment(
     assert table.looks == ["50"] * (content == {"environ": None})
     machine.process(50, TORCH, start=300)
     assert sorted(table.sweep()) == [50, 60]
+
+
+@pytest.mark.parametrize(
+    ("error", "unseen"),
+    [(errno.EPERM, Unseen.PERMISSION_DENIED), (errno.EIO, Unseen.UNREADABLE)],
+)
+def test_process_whose_state_cannot_be_read(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, error: int, unseen: Unseen
+) -> None:
+    """As where `/proc` is mounted with hidepid=1; it is told apart from a defect."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(error, "refused")
+
+    table = Table(machine)
+    monkeypatch.setattr(processes, "read_stat", refuse)
+    assert table.sweep() == []
+    assert {reason for reason, count in table.unseen.items() if count} == {unseen}
 
 
 def test_quarantined_process(machine: Machine) -> None:
