@@ -101,6 +101,7 @@ def test_ten_thousand_processes(machine: Machine) -> None:
     assert table.sweep() == [50]
     assert table.looks == []
     assert table.unseen == dict.fromkeys(Unseen, 0)
+    assert [len([*table._turn(many)]) for many in (16, 1600, 10_000)] == [8, 100, 256]
 
 
 def test_new_process_alone_is_read(machine: Machine) -> None:
