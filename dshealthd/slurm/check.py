@@ -36,7 +36,6 @@ MAX_LOOKS = 5
 """Most checks of one prolog; more would add up to more than a job should wait."""
 _NAMED = 3
 """Most findings that a reason names; one is enough to find the others."""
-_POLL = 0.1
 
 
 class NodeCheckResult(enum.Enum):
@@ -211,7 +210,7 @@ def _lock(descriptor: int, patience: float) -> None:
             if time.monotonic() >= end:
                 message = "another check of this node is running"
                 raise Busy(message) from error
-            time.sleep(_POLL)
+            time.sleep(budget.POLL)
         else:
             return
 
