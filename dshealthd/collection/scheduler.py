@@ -18,6 +18,7 @@ from dshealthd.collection.supervisor import Supervisor
 from dshealthd.config import registry
 from dshealthd.core import background, state_file, state_writer
 from dshealthd.core.collector import Collector, CollectorOptions, Context, News
+from dshealthd.core.host import MAX_FILE
 from dshealthd.core.options import encode
 from dshealthd.core.result import attempt, not_available
 from dshealthd.core.timing import next_due
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STATE_DEADLINE = 2.0
-"""Seconds to read or save the state of collectors; it usually takes about 20 ms."""
-_STATE_LIMIT = 1 << 20
-"""Most bytes read from a state file; those of kernel_log have at most about 64 KiB."""
 SLACK = 0.01
 """Seconds by which a collection may be early.
 
@@ -95,7 +92,7 @@ class _WorkerGroup:
         while True:
             await self.once()
             wait = min(member.next for member in self.members.values()) - self._context.monotonic()
-            await self._sleep(max(wait, 0.0))
+            await self._sleep(wait)
 
     async def _sleep(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
@@ -257,7 +254,7 @@ class _Inside(_WorkerGroup):
         for name, collector in self.collectors.items():
             self._unwatch(name)
             collector.close()
-        for name in await state_writer.wait_until_written(STATE_DEADLINE):
+        for name in await state_writer.wait_until_written(state_writer.DEADLINE):
             log.warning("%s: state not saved: the disk hangs", name)
 
 
@@ -398,9 +395,10 @@ class Scheduler:
             if self._state is None or not registry.all_collectors()[name].keeps_state:
                 continue
             place = f"{self._state}/{name}.json"
-            look = functools.partial(state_file.read_in_child, place, _STATE_LIMIT)
+            look = functools.partial(state_file.read_in_child, place, MAX_FILE)
             try:
-                content = await background.call(look, f"state of {name}", STATE_DEADLINE, OSError)
+                what = f"state of {name}"
+                content = await background.call(look, what, state_writer.DEADLINE, OSError)
             except TimeoutError:
                 found[place] = TimeoutError(errno.ETIMEDOUT, "the disk hangs", place)
             except OSError as error:

@@ -38,15 +38,12 @@ from dshealthd.config import registry
 from dshealthd.core import garbage, wire
 from dshealthd.core.collector import Context, Fault, News, Reason, read_by, shared_part
 from dshealthd.core.host import Host
-from dshealthd.core.options import Errors, decode
+from dshealthd.core.options import decoded
 from dshealthd.core.result import attempt
 from dshealthd.core.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-_UNTRIED = 64
-"""Most untried parts that are named; there are scouts for only a few."""
 
 
 def main(page: int, descriptor: int) -> None:
@@ -87,7 +84,7 @@ def main(page: int, descriptor: int) -> None:
         return None
 
     context = Context(
-        host=_decoded(Host, hello["host"]),
+        host=decoded(Host, hello["host"]),
         entering=entering,
         state=Path(hello["state"]) if hello.get("state") else None,
         memory=dict(hello.get("memory") or {}),
@@ -95,7 +92,7 @@ def main(page: int, descriptor: int) -> None:
     )
     handed_on: dict[str, Any] = {}
     collectors = {
-        name: kind(_decoded(kind.Options, options), context)
+        name: kind(decoded(kind.Options, options), context)
         for name, options in hello["collectors"].items()
         for kind in (registry.load(name),)
     }
@@ -116,7 +113,7 @@ def main(page: int, descriptor: int) -> None:
             channel.sendall(encoder.pack(current, result))
         done: dict[str, Any] = {
             "touched": list(touched),
-            "untried": list(untried)[:_UNTRIED],
+            "untried": list(untried),
             "news": list(news),
         }
         if context.memory != handed_on:
@@ -158,14 +155,6 @@ def _log(worker: str, level: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(WorkerFormatter(f"worker {worker}: %(levelname)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
-
-
-def _decoded(schema: Any, table: dict[str, Any]) -> Any:
-    errors = Errors()
-    value = decode(schema, table, "", errors)
-    if errors:
-        raise ValueError("; ".join(errors))
-    return value
 
 
 if __name__ == "__main__":

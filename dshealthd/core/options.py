@@ -164,6 +164,15 @@ def decode(schema: type[T], table: object, key: str, errors: Errors) -> T:
     return instance
 
 
+def decoded(schema: type[T], table: object) -> T:
+    """Return options that another process of ours has encoded; ValueError says what is wrong."""
+    errors = Errors()
+    found = decode(schema, table, "", errors)
+    if errors:
+        raise ValueError("; ".join(errors))
+    return found
+
+
 def join(key: str, name: str) -> str:
     """Return the path of an option `name` inside `key`, quoted where TOML needs it."""
     name = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{name}"'

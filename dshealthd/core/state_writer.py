@@ -42,8 +42,8 @@ HUNG = gauge(
 )
 
 DEADLINE = 2.0
-"""Seconds to read or write a file, or to create the directory, which takes some 20 ms: a hung disk
-must not keep the agent waiting.
+"""Seconds to read, list or write files, or to create their directory, which takes some 20 ms: a
+hung disk must not keep the agent waiting.
 """
 _writers: weakref.WeakValueDictionary[str, LatestWriter] = weakref.WeakValueDictionary()
 

@@ -19,15 +19,12 @@ from typing import Any
 
 from dshealthd.core import wire
 from dshealthd.core.host import Host, read_bytes
-from dshealthd.core.options import Errors, decode
+from dshealthd.core.options import decoded
 from dshealthd.evidence import bundle as bundles
 from dshealthd.evidence.collection import Collection
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.stacks import find_py_spy
 from dshealthd.linux.credentials import parse_real_user
-
-PATIENCE = 20.0
-"""Seconds to wait for the second exposition after everything else is done."""
 
 
 def main(descriptor: int) -> None:
@@ -54,13 +51,10 @@ def main(descriptor: int) -> None:
 def _make(
     request: dict[str, Any], directory: Path, channel: socket.socket, messages: Any
 ) -> dict[str, Any]:
-    """Make a bundle. `BundleRefused`, OSError."""
+    """Collect evidence into a new bundle, and return its outcome. `BundleRefused`, OSError."""
     case = HangCase(**request["case"])
     begun = request["begun"]
-    errors = Errors()
-    host = decode(Host, request["host"], "", errors)
-    if errors:
-        raise ValueError("; ".join(errors))
+    host = decoded(Host, request["host"])
     user = next((found for _, pid in case.ranks if (found := _user(host, pid)) is not None), None)
     bundle = bundles.make(directory, case.job, begun, user=user, **request["limits"])
     collection = Collection(
@@ -75,11 +69,7 @@ def _make(
     collection.begin(request["metrics"], request["jobs"], request["probes"])
     channel.sendall(wire.pack({"bundle": bundle.path.name}))
     collection.collect()
-    channel.settimeout(PATIENCE)
-    try:
-        later: dict[str, Any] = next(messages, {})
-    except TimeoutError:
-        later = {}
+    later: dict[str, Any] = next(messages, {})  # none of an agent that has ended
     collection.end(later.get("metrics"), later.get("interval", 0.0))
     return {
         "outcome": "complete" if collection.whole else "partial",
@@ -90,7 +80,7 @@ def _make(
 def _user(host: Host, pid: int) -> int | None:
     """Return the uid of a rank's process; None if it has ended."""
     try:
-        return parse_real_user(read_bytes(host.proc(f"{pid}/status"), 1 << 16))
+        return parse_real_user(read_bytes(host.proc(f"{pid}/status")))
     except (OSError, ValueError, ArithmeticError):
         return None
 

@@ -159,7 +159,7 @@ def _place(directory: Path) -> tuple[int, int]:
     found = os.lstat(directory)
     if (
         not stat.S_ISDIR(found.st_mode)
-        or found.st_mode & 0o077
+        or found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
         or (os.geteuid() and found.st_uid != os.geteuid())
     ):
         message = f"{directory} is not a directory that only its owner, the agent's user, can read"
@@ -197,16 +197,16 @@ def make(
         )
         raise BundleRefused(message)
     stem = f"{time.strftime(_TIME, time.gmtime(now))}-{_UNSAFE.sub('_', job)[:80] or 'all'}"
-    for name in (stem, *(f"{stem}-again{number}" for number in range(2, 10))):
+    name, number, bundle = stem, 1, None
+    while bundle is None:
         try:
             bundle = Bundle(directory / name, bundle_bytes, owner)
-        except FileExistsError:
-            continue
-        if user is not None:
-            bundle.append(_USER, b"%d\n" % user)
-        return bundle
-    message = f"{directory / stem} and all of its -again names already exist"
-    raise BundleRefused(message)
+        except FileExistsError:  # of the same second
+            number += 1
+            name = f"{stem}-again{number}"
+    if user is not None:
+        bundle.append(_USER, b"%d\n" % user)
+    return bundle
 
 
 def _surplus(
@@ -241,6 +241,6 @@ def _surplus(
 def _user(bundle: Path) -> int | None:
     """Return the uid of a bundle's job; None if it is not recorded."""
     try:
-        return int(read(str(bundle / _USER), 32))
+        return int(read(str(bundle / _USER)))
     except (OSError, ValueError, ArithmeticError):
         return None

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from dshealthd.linux.forked import Ended, Function
 
 MAX_RANKS = 64
-AT_ONCE = 32
-"""Steps that run in parallel: a node has 8 ranks, and three steps for each."""
 HOUR = 3600.0
+DEADLINE = flight_recorder.PATIENCE + members.DEADLINE
+"""Seconds for the steps that do more than read `/proc`: a flight recorder's waits longest."""
 _SMALL = 4 << 20
 
 
@@ -54,8 +54,6 @@ class Step(NamedTuple):
 
     name: str
     function: Function
-    deadline: float
-    """Seconds."""
     max_bytes: int = _SMALL
     """Most bytes that it may emit."""
 
@@ -115,17 +113,21 @@ class Collection:
         self._discover()
         # First, before other steps make the ranks do something.
         self._run(
-            Step(
-                f"kernel {rank.pid}",
-                functools.partial(process.collect, host=self._host, pid=rank.pid, rank=rank.rank),
-                8.0,
-            )
-            for rank in self.findings.ranks
+            (
+                Step(
+                    f"kernel {rank.pid}",
+                    functools.partial(
+                        process.collect, host=self._host, pid=rank.pid, rank=rank.rank
+                    ),
+                )
+                for rank in self.findings.ranks
+            ),
+            members.DEADLINE,
         )
-        steps = [Step("kernel log", functools.partial(kernel_log.collect, host=self._host), 8.0)]
+        steps = [Step("kernel log", functools.partial(kernel_log.collect, host=self._host))]
         asking = self._query_ras()
         if asking is not None:
-            steps.append(Step("NCCL RAS", asking, 32.0, 2 * MAX_ANSWER + _SMALL))
+            steps.append(Step("NCCL RAS", asking, 2 * MAX_ANSWER + _SMALL))
         explained = functools.partial(
             job_logs.collect,
             host=self._host,
@@ -133,10 +135,10 @@ class Collection:
             paths=self._log_paths,
             now=self.findings.begun,
         )
-        steps.append(Step("job logs", explained, job_logs.SECONDS + 5.0))
+        steps.append(Step("job logs", explained))
         for rank in self.findings.ranks:
             steps += self._steps_of(rank)
-        self._run(steps)
+        self._run(steps, DEADLINE)
         self._read_dumps()
 
     def end(self, metrics: str | None, interval: float) -> None:
@@ -175,7 +177,7 @@ class Collection:
         case = self.findings.case
         pids = [pid for _, pid in case.ranks]
         function = functools.partial(members.find, host=self._host, job=case.job, pids=pids)
-        step = forked.run("ranks", function, 8.0)
+        step = forked.run("ranks", function, members.DEADLINE)
         ranks: dict[int, RankEvidence] = {}
         if step.problem:
             self.findings.missing.append(
@@ -203,7 +205,7 @@ class Collection:
         stacked = functools.partial(
             stacks.collect, host=self._host, pid=rank.pid, rank=rank.rank, program=self._py_spy
         )
-        yield Step(f"stacks {rank.pid}", stacked, 20.0)
+        yield Step(f"stacks {rank.pid}", stacked, 2 * stacks.MAX_OUTPUT)
         if rank.environment is not None:
             recorded = functools.partial(
                 flight_recorder.collect,
@@ -212,9 +214,7 @@ class Collection:
                 rank=rank.rank,
                 environment=rank.environment,
             )
-            patience = flight_recorder.PATIENCE + 5.0
-            size = dumps.MAX_DUMP + 1
-            yield Step(f"recorder {rank.pid}", recorded, patience, size)
+            yield Step(f"recorder {rank.pid}", recorded, dumps.MAX_DUMP + 1)
 
     def _query_ras(self) -> Function | None:
         """Return the step that queries NCCL RAS; None if another node queries it or none can."""
@@ -271,11 +271,11 @@ class Collection:
                 f"{several}{verdict.text}" for verdict in judge_dumps(found)
             ]
 
-    def _run(self, steps: Iterable[Step]) -> None:
-        pool = Pool(AT_ONCE)
+    def _run(self, steps: Iterable[Step], deadline: float) -> None:
+        pool = Pool()
         try:
             for step in steps:
-                pool.start(*step, keep=self._bundle.append)
+                pool.start(step.name, step.function, deadline, step.max_bytes, self._bundle.append)
             for ended in pool.ended():
                 self._record(ended)
         finally:

@@ -34,7 +34,7 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
     Return status 0 if a bundle was made.
     """
     find = functools.partial(members.find, host=loaded.path.host, job=job or "")
-    step = forked.run("ranks", find, 10.0)
+    step = forked.run("ranks", find, members.DEADLINE)
     if step.problem:
         print_lines(
             f"cannot inspect the processes of this node: {printable(step.problem)}", error=True

@@ -126,7 +126,7 @@ def _stopped(host: Host, pid: int) -> bool:
     A tracing stop does not count: py-spy, which runs at the same time, causes short ones.
     """
     try:
-        return parse_stat(read_bytes(host.proc(f"{pid}/stat"), 4096)).state == "T"
+        return parse_stat(read_bytes(host.proc(f"{pid}/stat"))).state == "T"
     except (OSError, ValueError, ArithmeticError):
         return False  # it has ended or cannot be read: its dump may still appear
 

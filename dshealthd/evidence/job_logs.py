@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 from dshealthd.core.text import printable_lines
 from dshealthd.explain import answer, patterns
 from dshealthd.explain import input as logs
+from dshealthd.explain.dumps import MEMORY
 from dshealthd.explain.finding import decide
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.jobs.logs import files
@@ -24,10 +25,8 @@ if TYPE_CHECKING:
     from dshealthd.linux.forked import Emit
 
 FILE = "explain.txt"
-MAX_FILES = 64
 MAX_BYTES = 256 << 20
 """Limit for all files together, which takes some five seconds; the end of each file is read."""
-MEMORY = 1 << 30
 SECONDS = 20
 Opened = tuple[str, int | None, IO[bytes]]
 """Path, the rank if only one writes to it, and the open file."""
@@ -109,7 +108,7 @@ def _open(
                     identity = status.st_dev, status.st_ino
                     if (
                         identity in seen
-                        or len(seen) >= MAX_FILES
+                        or len(seen) >= files.MAX_FILES
                         or status.st_uid != root.owner.uid
                     ):
                         os.close(descriptor)

@@ -27,6 +27,8 @@ MAX_RANKS = 128
 
 The variables needed of each rank are 20 KiB at most, and an answer is limited to 4 MiB.
 """
+DEADLINE = 8.0
+"""Seconds for what only reads `/proc`, as `find` does: a generous time of a slow machine."""
 MAX_SWEEPS = 16
 """Sweeps of the process table, each of which reads 32 MiB of environments."""
 _NEEDED = frozenset((PIPE, *DUMPS, "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"))

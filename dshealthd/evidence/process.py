@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -65,7 +64,7 @@ def collect(emit: Emit, host: Host, pid: int, rank: int) -> dict[str, Any]:
 
 def _status(host: Host, pid: int) -> Iterator[str]:
     try:
-        lines = lines_of(read(host.proc(f"{pid}/status"), 1 << 16))
+        lines = lines_of(read(host.proc(f"{pid}/status")))
     except (FileNotFoundError, ProcessLookupError):
         return
     for line in lines:
@@ -76,12 +75,10 @@ def _status(host: Host, pid: int) -> Iterator[str]:
 def _threads(host: Host, pid: int) -> list[str]:
     """Return the thread ids of a process, the main thread first."""
     try:
-        names = sorted(os.listdir(host.proc(f"{pid}/task")), key=int)
+        names = os.listdir(host.proc(f"{pid}/task"))
     except (FileNotFoundError, ProcessLookupError):
         return []
-    return [str(pid)] * (str(pid) in names) + [
-        name for name in itertools.islice(names, MAX_THREADS) if name != str(pid)
-    ]
+    return sorted(names, key=lambda name: (name != str(pid), int(name)))[:MAX_THREADS]
 
 
 def _thread(host: Host, place: str) -> tuple[str, str]:
@@ -102,14 +99,14 @@ def _thread(host: Host, place: str) -> tuple[str, str]:
 def _read(host: Host, place: str) -> str:
     """Return the text of a file in /proc; in brackets why it cannot be read."""
     try:
-        return read(host.proc(place), 1 << 14).strip()
+        return read(host.proc(place)).strip()
     except OSError as error:
         return f"({error.strerror})"
 
 
 def _cpu(host: Host, pid: int) -> tuple[str, float] | None:
     try:
-        found = parse_activity(read(host.proc(f"{pid}/stat"), 4096).encode())
+        found = parse_activity(read(host.proc(f"{pid}/stat")).encode())
     except (FileNotFoundError, ProcessLookupError):
         return None
     return found.state.value, found.cpu_seconds

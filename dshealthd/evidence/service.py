@@ -13,7 +13,7 @@ import socket
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dshealthd.core import background, child, documents, state_file
+from dshealthd.core import background, child, documents, state_file, state_writer
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.options import encode
 from dshealthd.core.timing import time_limit
@@ -53,13 +53,10 @@ COMMAND = child.python("dshealthd.evidence")
 DIRECTORY = "evidence"
 INTERVAL = 10.0
 """Seconds from the first exposition to the second."""
-LIST_DEADLINE = 2.0
-"""Deadline in seconds for listing the bundles, which takes a child 20 ms."""
-MAX_WAITING = 8
 
 
 class Taken(NamedTuple):
-    """The result of a collection."""
+    """The result of a collection of evidence."""
 
     outcome: str
     detail: str
@@ -140,10 +137,10 @@ class Evidence:
             await self.remember()
 
     async def remember(self) -> None:
-        """List the bundles on the disk."""
+        """List the bundles of evidence on the disk."""
         look = functools.partial(state_file.names_in_child, str(self.directory))
         try:
-            names = await background.call(look, "kept evidence", LIST_DEADLINE, OSError)
+            names = await background.call(look, "kept evidence", state_writer.DEADLINE, OSError)
         except FileNotFoundError:
             names = []
         except OSError as error:
@@ -168,7 +165,7 @@ class Evidence:
             return
         for job, hang in present.items():
             ripe = now - self._first_seen[job] >= self.options.after and self._due(job)
-            if ripe and job not in self._done and len(self._waiting) < MAX_WAITING:
+            if ripe and job not in self._done:
                 self._done.add(job)
                 self._waiting[job] = case(hang)
         if self._waiting and not self._running:
@@ -196,7 +193,7 @@ class Evidence:
         }
 
     async def collect(self, case: HangCase) -> Taken:
-        """Take evidence now.
+        """Take evidence of a hang now, as one bundle.
 
         Every failure is an outcome. Cancellation kills the collecting process.
         """

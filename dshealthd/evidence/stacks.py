@@ -27,8 +27,6 @@ ATTEMPTS = 3
 """A running process may be read in the middle of a change, so several attempts are made."""
 PAUSE = 0.3
 MAX_OUTPUT = 8 << 20
-MAX_THREADS = 256
-MAX_FRAMES = 128
 
 
 def find_py_spy() -> str | None:
@@ -53,6 +51,8 @@ def collect(emit: Emit, host: Host, pid: int, rank: int, program: str | None) ->
     privileges.become(user, keep_ptrace=True)
     privileges.end_with_parent()
     for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(PAUSE)
         output, problem = _run(descriptor, pid)
         try:
             threads = parse(output) if not problem else []
@@ -60,8 +60,6 @@ def collect(emit: Emit, host: Host, pid: int, rank: int, program: str | None) ->
             problem = f"py-spy output not understood: {error}"
         if not problem:
             break
-        if attempt < ATTEMPTS - 1:
-            time.sleep(PAUSE)
     if problem:
         raise Missing(problem)
     emit(f"{file_of(rank, pid)}.stacks.txt", write(threads).encode(errors="replace"))
@@ -88,7 +86,7 @@ def _run(program: int, pid: int) -> tuple[bytes, str]:
         if len(output) > MAX_OUTPUT:
             process.kill()
             return b"", f"py-spy printed more than {MAX_OUTPUT >> 20} MiB"
-        words = process.stderr.read(1 << 14).decode(errors="replace")
+        words = process.stderr.read(MAX_OUTPUT).decode(errors="replace")
     if process.returncode == 0:
         return output, ""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
@@ -110,10 +108,10 @@ def parse(output: bytes) -> list[dict[str, Any]]:
                 "gil": bool(thread.get("owns_gil")),
                 "frames": [
                     (str(frame["name"]), str(frame["filename"]), int(frame.get("line") or 0))
-                    for frame in thread["frames"][:MAX_FRAMES]
+                    for frame in thread["frames"]
                 ],
             }
-            for thread in document[:MAX_THREADS]
+            for thread in document
         ]
     except documents.MISSHAPEN as error:
         raise ValueError(repr(error)[:200]) from error

@@ -18,9 +18,8 @@ COUNTED = re.compile(
     r"dshealthd_(?:gpu|nvlink|infiniband|pcie|xid|sxid|kernel_events|network|tcp)_\w+"
 )
 """Metric families of GPUs, fabric and kernel."""
-MAX_MOVED = 60
-MAX_ROUNDS = 20
-MAX_MISSING = 40
+MAX_LINES = 60
+"""Most lines of a section; of ranks there are at most `MAX_RANKS`."""
 _WIDTH = 300
 FILES = (
     ("rank-R-PID.stacks.txt", "Python stacks"),
@@ -53,7 +52,7 @@ def changed_metrics(before: str, after: str) -> list[str]:
         if old is not None and old != value:
             risen = name.partition("{")[0].endswith("_total")
             lines.append(f"{name} {old:g} -> {value:g}" + f" (+{value - old:g})" * risen)
-    return _shortened(lines, MAX_MOVED)
+    return _shortened(lines, MAX_LINES)
 
 
 def _shortened(lines: list[str], most: int) -> list[str]:
@@ -101,13 +100,13 @@ def _lines(findings: CollectedEvidence) -> Iterator[str]:
     moved = findings.moved or ["none" if findings.interval else "unknown"]
     changed = f"GPU, fabric and kernel metrics that changed within {findings.interval:.0f} s"
     yield from _section(changed, moved)
-    rounds = [_round(entry) for entry in findings.rounds[-MAX_ROUNDS:]]
+    rounds = [_round(entry) for entry in findings.rounds[-MAX_LINES:]]
     yield from _section("Probe rounds of the last hour", rounds or ["none"])
     missing = [
         *findings.missing,
         *(_problem(rank, name) for rank in findings.ranks for name in rank.problems),
     ]
-    yield from _section("Not collected", _shortened(missing, MAX_MISSING) or ["nothing"])
+    yield from _section("Not collected", _shortened(missing, MAX_LINES) or ["nothing"])
     yield from _section("Files", (f"{name:34} {meaning}" for name, meaning in FILES))
 
 

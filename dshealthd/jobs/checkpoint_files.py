@@ -81,13 +81,13 @@ class Checkpoint:
         """Yield the ranks whose files are missing although higher ranks have theirs."""
         for groups, kind in ((self.shards(), "optim"), (self.model_shards(), "model")):
             whole = 1 + max((max(ranks) for ranks in groups.values()), default=-1)
-            for model_rank, ranks in sorted(groups.items()):
-                absent = sorted(set(range(whole)) - ranks)
+            for model_rank, ranks in groups.items():
+                absent = [rank for rank in range(whole) if rank not in ranks]
                 if absent:
                     yield Gap(kind, model_rank, absent, whole)
 
     def missing(self, optimizer_files: int | None) -> int:
-        """Return the least number of missing files.
+        """Return the least number of files that a checkpoint lacks.
 
         `optimizer_files` is the expected number of optimizer files, None if unknown.
         """
@@ -148,8 +148,8 @@ class Scan:
         self.todo = sorted(names, reverse=True)
 
     def check(self, root: Root) -> None:
-        """Look at the next file. OSError: then it is the next one still, and does not count as
-        absent.
+        """Check size and end of the checkpoint's next file. OSError: then it is the next one still,
+        and does not count as absent.
         """
         name = self.todo[-1]
         status = root.stat(f"{self._folder}/{name}")

@@ -255,7 +255,7 @@ def job_name(environment: Mapping[str, str], machine: str) -> str:
 
 
 def digest(*parts: str) -> int:
-    """Return a 48-bit digest: a number that a float holds exactly."""
+    """Return a 48-bit digest of settings: a number that a metric's float holds exactly."""
     import hashlib  # loads OpenSSL: half a MiB in each worker that reads ranks
 
     text = "\0".join(parts).encode(errors="replace")

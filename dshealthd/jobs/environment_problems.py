@@ -42,7 +42,7 @@ Other launchers may give each rank one GPU, which it sees as number 0.
 
 
 class Problem(enum.StrEnum):
-    """Problems other than those of names and values."""
+    """Problems of a rank's environment other than those of names and values of variables."""
 
     BEYOND = "beyond"
     """RANK or LOCAL_RANK is not below the number of ranks or of visible GPUs."""
@@ -67,12 +67,14 @@ class Problem(enum.StrEnum):
 
 
 def names(have: Iterable[str]) -> Iterator[Finding]:
-    """Yield problems of the names of the variables that are set for NCCL."""
+    """Yield problems of names of NCCL variables: misspelt, renamed, retired, unknown."""
     return (found for name in have if (found := misnomer(name)) is not None)
 
 
 def values(settings: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield problems of values, including transports disabled and ports opened."""
+    """Yield problems of values of NCCL variables: rejected, or that disable a transport or open a
+    port.
+    """
     for name, value in settings.items():
         if (found := value_problem(name, value)) is not None:
             yield name, found
@@ -94,7 +96,7 @@ def values(settings: Mapping[str, str]) -> Iterator[Finding]:
 def place(
     launch: Launch, environment: Mapping[str, str], gpus: int | None, *, mixed: bool = False
 ) -> Iterator[Finding]:
-    """Yield problems of a rank's numbers and its GPUs.
+    """Yield problems of RANK, LOCAL_RANK and CUDA_VISIBLE_DEVICES of a rank.
 
     `gpus` is the number of GPUs of the node; None or 0 if unknown. `mixed` says that they are of
     several models.

@@ -54,7 +54,7 @@ class Slowest:
 
 @dataclass(slots=True)
 class Card:
-    """What is told of an attempt on one node; None is unknown."""
+    """What a node tells of where the time of a job's attempt went; None is unknown."""
 
     mark: _Natural
     """What its ranks on all nodes share."""
@@ -77,7 +77,7 @@ class Card:
 
 @dataclass(slots=True)
 class Goodput:
-    """The account of one process, in seconds."""
+    """Where the time of one rank's process went, in seconds."""
 
     at: _Seconds = 0.0
     """Monotonic time of the last read; 0 before the first."""
@@ -122,7 +122,7 @@ class Goodput:
         self.spent = {self.part: max(age, 0.0)}
 
     def add(self, message: Message, now: float, *, changed: bool) -> None:
-        """Add what a read of its page shows, and whether that has changed."""
+        """Account for the time since the last read of the rank's heartbeat, `changed` or not."""
         elapsed, self.at = max(now - self.at, 0.0) if self.at else 0.0, now
         stands = self.part == "hung"
         if changed and not stands:
@@ -183,7 +183,8 @@ class Goodput:
                 self._find_begin(sums)
                 made = min(made, self.step - (self.began or 0))
             elif self.stood and sums != before:
-                work, wait = (sums[place] - before[place] for place in (2, 3))
+                work = sums.work_seconds - before.work_seconds
+                wait = sums.wait_seconds - before.wait_seconds
                 step, steps, worked, waited = self.base
                 if work > wait:
                     worked += self.stood
@@ -240,8 +241,9 @@ class Goodput:
         return Totals(step, steps - less, max(work - worked, 0.0), max(wait - waited, 0.0))
 
     def times(self, *, alone: bool) -> dict[str, float]:
-        """Return the seconds of each part, which add up to its life; `alone` is a rank without
-        others.
+        """Return the seconds of each part of the rank's time, which add up to its life.
+
+        `alone` is a rank without others.
         """
         found = {part: seconds for part, seconds in self.spent.items() if part != TRAINING}
         training = self.spent.get(TRAINING, 0.0)

@@ -36,7 +36,6 @@ MAX_VERSIONS = 4
 """Most versions of one component. Each is a series: a broken upgrade leaves two, but a user could
 make thousands.
 """
-_TEXT_LIMIT = 1 << 16
 Key = tuple["Signature", int]
 """Signature of a path when it was read, and the uid whose rights were used."""
 FILE = "deepspeed/git_version_info_installed.py"
@@ -230,7 +229,7 @@ def _interpreters(root: Root, base: str, lib: str = "lib") -> list[str]:
 def _text(root: Root, path: str) -> str:
     """Return the text of a short file; empty if it does not exist. Raises OSError."""
     try:
-        return root.read(path, _TEXT_LIMIT).decode(errors="replace")
+        return root.read(path).decode(errors="replace")
     except (FileNotFoundError, NotADirectoryError):
         return ""
 
@@ -252,7 +251,7 @@ def process_prefixes(place: str, environment: Mapping[str, str], site: str | Non
     `place` is its directory in `/proc`, `site` the package directory that torch was loaded from.
     Raises OSError.
     """
-    program = os.fsdecode(read_bytes(f"{place}/cmdline", 4096).partition(b"\0")[0])
+    program = os.fsdecode(read_bytes(f"{place}/cmdline").partition(b"\0")[0])
     # A virtual environment's interpreter is a link, which only this name shows.
     yield from _prefix(program)
     yield from (

@@ -150,11 +150,11 @@ def confirmed_owner(place: str, job: str) -> tuple[int | None, bool]:
     `place` is its directory in `/proc`. None and False if unknown.
     """
     try:
-        user = parse_real_user(read_bytes(f"{place}/status", 1 << 16))
+        user = parse_real_user(read_bytes(f"{place}/status"))
     except (OSError, ValueError, ArithmeticError):
         return None, False
     try:
-        return user, ownership.scheduled_in(read_bytes(f"{place}/cgroup", 1 << 16)) == job
+        return user, ownership.scheduled_in(read_bytes(f"{place}/cgroup")) == job
     except OSError:
         return user, False
 
@@ -198,7 +198,7 @@ def training_process(
 
 def read_stat(host: Host, pid: int) -> Stat:
     """Return what the kernel tells of a process; OSError, ValueError. Does not block."""
-    return parse_stat(read_bytes(host.proc(f"{pid}/stat"), 4096))
+    return parse_stat(read_bytes(host.proc(f"{pid}/stat")))
 
 
 def read_process(host: Host, pid: int, stat: Stat, machine: str) -> TrainingProcess | None:

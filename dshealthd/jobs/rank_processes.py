@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from dshealthd.jobs.hangs.exits import ExitKind, read_exit
+from dshealthd.jobs.hangs.exits import KEPT, ExitKind, read_exit
 from dshealthd.jobs.hangs.states import STOPPED
 from dshealthd.jobs.processes import boot_id
 from dshealthd.jobs.ranks import Ranks
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 MAX_RANKS = 256
 """Most ranks that are followed: each takes a descriptor."""
-KEPT = 600.0
-"""Seconds for which an end is told."""
 End: TypeAlias = "tuple[_RankProcess, ExitKind, float]"
 """A process that has ended, how, and the monotonic time of the sample that saw it."""
 _SIGNALS = {ExitKind.KILLED, ExitKind.CRASHED}

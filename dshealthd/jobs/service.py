@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dshealthd.core import state_writer
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
     from dshealthd.jobs.options import HangOptions
 
 log = logging.getLogger(__name__)
-
-RESTING = 5.0
-"""Least seconds between two looks at ranks while there is none."""
-SAVE_DEADLINE = 2.0
-"""Deadline in seconds of the last write at shutdown, which takes some 20 ms."""
 
 
 class Jobs:
@@ -100,11 +96,11 @@ class Jobs:
         known: list[PageHolder] = []
         if all(options.enabled for options in heartbeats) and self._tending is None:
             self._reader = HeartbeatReader(host, **self._clocks)
-            self._tending = Periodic(self._tend, heartbeats[1].interval)
+            self._tending = Periodic(partial(self._tend, self._reader), heartbeats[1].interval)
         if hangs.enabled and self._looking is None:
             self._detector = HangDetector(hangs, host, **self._clocks, work=self._work)
             known = await self._resume(self._detector, host)
-            self._looking = Periodic(self._check, hangs.interval)
+            self._looking = Periodic(partial(self._check, self._detector), hangs.interval)
         if not hangs.enabled:
             self._report()
         await asyncio.sleep(0)  # run the first turns, so that collectors find the reader open
@@ -163,7 +159,7 @@ class Jobs:
         self._stop_looking()
         self._stop_reading()
         if self._pace is not None:
-            await state_writer.wait_until_written(SAVE_DEADLINE)
+            await state_writer.wait_until_written(state_writer.DEADLINE)
 
     async def _resume(self, detector: HangDetector, host: Host) -> list[PageHolder]:
         """Load the baselines that an earlier agent of this boot saved.
@@ -184,39 +180,36 @@ class Jobs:
     def _reading(self) -> bool:
         return self._reader is not None and self._reader.is_open
 
-    def _tend(self) -> None:
+    def _tend(self, reader: HeartbeatReader) -> None:
         """Open the reader, let it drop senders that have ended, and show it the pages there are."""
-        if self._reader is None:
-            return
-        if not self._reader.is_open:
+        if not reader.is_open:
             self._problem = None
             try:
-                self._reader.start(asyncio.get_running_loop())
+                reader.start(asyncio.get_running_loop())
             except SourceError as error:
                 self._problem = error
                 return
-        self._reader.refresh()
+        reader.refresh()
         self.follow()
 
-    def _check(self) -> None:
-        if self._reader is None or self._detector is None or self._hang_options is None:
-            return
-        if self._looking is not None:
-            ranks = len(self._reader) or self._detector.jobs
-            interval = self._hang_options.interval
-            self._looking.interval = interval if ranks else max(interval, RESTING)
-        if not self._reading():
+    def _check(self, detector: HangDetector) -> None:
+        """Check the ranks for hangs, if their heartbeats are read, and report what is found."""
+        if self._reader is None or not self._reader.is_open:
             return
         senders = self._reader.ranks()
-        self._detector.check(senders)
+        detector.check(senders)
+        if self._looking and self._hang_options and self._tending:
+            # While there is no rank, no more often than new ones are taken.
+            most = 0.0 if detector.jobs or len(self._reader) else self._tending.interval
+            self._looking.interval = max(self._hang_options.interval, most)
         now, wall = self._clocks["monotonic"](), self._clocks["wall"]()
-        found = senders, self._detector.jobs, self._detector.standstills, now, wall
+        found = senders, detector.jobs, detector.standstills, now, wall
         # In its own callback, as in `_report`: a callee's defect must not fail the check.
         asyncio.get_running_loop().call_soon(self._on_check, *found)
-        for job in self._suspicions.due(self._detector.jobs, self._clocks["monotonic"]()):
+        for job in self._suspicions.due(detector.jobs, now):
             asyncio.get_running_loop().call_soon(self._on_suspicion, job)
         if self._pace is not None:
-            self._pace.keep(self._detector.watch.saved(), self._clocks["monotonic"]())
+            self._pace.keep(detector.watch.saved(), now)
         self._report()
 
     def _report(self) -> None:

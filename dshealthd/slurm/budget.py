@@ -30,7 +30,8 @@ CLAIM_LIFE = 900.0
 each), and the run that took it. Only a node that died with a ticket leaves one behind."""
 CHOOSING = 0
 """The ticket of a node that is about to take one; it comes before all others."""
-_POLL = 0.2
+POLL = 0.2
+"""Seconds between two looks at what another check holds."""
 _PATIENCE = 2.0
 """Seconds to wait for others to take their tickets; after that, leave it to the next check."""
 _CLAIM = re.compile(r"claim ticket=(\d{1,9}) time=(\d{1,12})")
@@ -147,8 +148,8 @@ def _settled(
         if waited >= _PATIENCE:
             message = "other nodes are still taking their tickets for the drain budget"
             raise ControllerError(message)
-        sleep(_POLL)
-        waited += _POLL
+        sleep(POLL)
+        waited += POLL
 
 
 def _over(controller: Controller, me: SlurmNode, reason: str, allowed: Allowance) -> str:

@@ -36,11 +36,10 @@ MAX_LOOKS = 5
 """Most checks of one prolog; more would add up to more than a job should wait."""
 _NAMED = 3
 """Most findings that a reason names; one is enough to find the others."""
-_POLL = 0.1
 
 
 class NodeCheckResult(enum.Enum):
-    """The result of a check."""
+    """The result of a check of this node for Slurm."""
 
     CLEAN = "clean"
     UNKNOWN = "unknown"
@@ -161,7 +160,7 @@ class Busy(Exception):
 
 @dataclass(slots=True)
 class Streaks:
-    """Counts of consecutive checks."""
+    """How many consecutive checks of this node for Slurm had each finding."""
 
     bad: dict[str, Annotated[int, schema.Integer()]] = field(default_factory=dict)
     """Checks in a row with each finding."""
@@ -211,7 +210,7 @@ def _lock(descriptor: int, patience: float) -> None:
             if time.monotonic() >= end:
                 message = "another check of this node is running"
                 raise Busy(message) from error
-            time.sleep(_POLL)
+            time.sleep(budget.POLL)
         else:
             return
 

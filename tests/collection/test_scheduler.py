@@ -95,6 +95,18 @@ def test_interval_keeps_its_grid(later: tuple[float, ...], asked: list[int], due
     assert inside.members["Counting"].due == due
 
 
+async def test_state_that_cannot_be_read(tmp_path: Path) -> None:
+    """A collector that asks for its state is told why there is none."""
+    (tmp_path / "kernel_log.json").mkdir()
+    clock = Clock()
+    scheduler = Scheduler(Snapshot(clock, clock), clock, clock, tmp_path)
+    saved = await scheduler._saved(["kernel_log", "memory"])
+    assert [*saved] == [f"{tmp_path}/kernel_log.json"]
+    inside = scheduler._group(None, {"memory": CollectorOptions()}, config.Config(), saved)
+    with pytest.raises(IsADirectoryError):
+        inside._context.read_state(f"{tmp_path}/kernel_log.json")
+
+
 def test_groups_that_start_apart_are_due_together() -> None:
     """Each wake-up finds cold caches, so all processes are woken at the same moments."""
     first, _, clock = group(Counting)

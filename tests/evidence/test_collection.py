@@ -15,14 +15,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import pytest
 
 from bench.processes import free_port
 from dshealthd.core.host import Host
 from dshealthd.evidence import process
-from dshealthd.evidence.bundle import make
+from dshealthd.evidence.bundle import Bundle, make
 from dshealthd.evidence.collection import Collection
 from dshealthd.evidence.findings import HangCase
 from dshealthd.jobs.ras import protocol
@@ -122,8 +122,8 @@ class Node:
             [],
             {
                 "rounds": [
-                    {"time": NOW - 60, "kind": "light", "outcome": "ok"},
-                    {"time": NOW - 9999, "kind": "pair"},
+                    {"time": NOW - 3599, "kind": "light", "outcome": "ok"},
+                    {"time": NOW - 3601, "kind": "pair"},
                 ]
             },
         )
@@ -242,6 +242,19 @@ def test_a_process_of_another_job_is_left_alone(node: Node) -> None:
     assert f"pid {mine}" in text
     assert f"pid {other}" not in text
     assert f"rank-0-{mine}.kernel.txt" in files
+
+
+@pytest.mark.parametrize(("ranks", "more"), [(64, []), (65, ["1 more rank"])])
+def test_so_many_ranks(node: Node, ranks: int, more: list[str]) -> None:
+    """Of more it is said how many are left out."""
+    case = HangCase(
+        job="slurm-7", reason="waiting", ranks=tuple((rank, 1000 + rank) for rank in range(ranks))
+    )
+    host, bundle = Host(procfs=node.root / "proc"), cast("Bundle", None)
+    collection = Collection(case, host, bundle, node="", begun=NOW, py_spy=None)
+    collection._discover()
+    assert [rank.pid for rank in collection.findings.ranks] == list(range(1000, 1064))
+    assert [reason.partition(":")[0] for reason in collection.findings.missing] == more
 
 
 def dumped(directory: Path, user: int, *dumps: bytes) -> str:

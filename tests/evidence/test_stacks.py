@@ -203,6 +203,30 @@ def test_what_py_spy_never_prints_is_an_error(output: bytes) -> None:
         stacks.parse(output)
 
 
+@pytest.mark.parametrize(("failures", "problem"), [(2, ""), (3, "py-spy: half a frame")])
+def test_py_spy_is_tried_again(tmp_path: Path, failures: int, problem: str) -> None:
+    """A process that is read in the middle of a change is read another two times."""
+    program, tried = tmp_path / "py-spy", tmp_path / "tried"
+    frames = '[{"os_thread_id": 1, "frames": [{"name": "f", "filename": "train.py"}]}]'
+    program.write_text(
+        f"#!/bin/sh\necho >>{tried}\n[ $(wc -l <{tried}) -gt {failures} ] && exec echo '{frames}'\n"
+        "echo half a frame >&2\nexit 1\n"
+    )
+    program.chmod(0o755)
+    with rank(tmp_path) as pid:
+        step, _ = spied(pid, str(program))
+    assert (step.problem, step.value is None) == (problem, bool(problem))
+
+
+@pytest.mark.parametrize(("others", "shown"), [(127, 128), (128, 128)])
+def test_so_many_threads_are_shown(tmp_path: Path, others: int, shown: int) -> None:
+    """Of a process with more threads the main one is among those that are."""
+    for thread in (200, *range(1, 1 + others)):
+        (tmp_path / f"200/task/{thread}").mkdir(parents=True)
+    threads = process_evidence._threads(Host(procfs=tmp_path), 200)
+    assert (threads[0], len({*threads}), len(threads)) == ("200", shown, shown)
+
+
 @pytest.mark.parametrize(
     ("size", "problem"), [(8 << 20, ""), ((8 << 20) + 1, "py-spy printed more than 8 MiB")]
 )

@@ -136,6 +136,13 @@ def test_a_job_that_moves_is_not_hung() -> None:
     text = summary.write(found)
     assert line in text
     assert "no cause found" not in text
+    found.jobs = [
+        {
+            **JOBS[0],
+            "ranks": [{**SENT, "rank": 0, "step": 100, "heartbeat": 1.0}, {**SENT, "rank": 1}],
+        }
+    ]
+    assert line in summary.write(found)
     found.jobs = [{**JOBS[0], "hang": {"cause": "input"}}]
     assert "is not hung" not in summary.write(found)
 
@@ -161,6 +168,9 @@ def test_ras_is_put_into_words() -> None:
     text = summary.write(found)
     assert "NCCL RAS: rank 2 is dead" in text
     assert ("NCCL RAS: rank 3 on 10.0.0.2 GPU 1 is 1 AllReduce behind the furthest rank") in text
+    for healthy in ("behind", "troubles"):
+        one = CollectedEvidence(case=found.case, node="", begun=0.0, ras={**found.ras, healthy: []})
+        assert "all ranks answer" not in summary.write(one)
     found.ras = {"version": "2.28.9", "idle": 1, "behind": [], "troubles": []}
     assert (
         "all ranks answer and none is behind; nothing was launched between two answers"
@@ -193,15 +203,23 @@ def test_labels_with_quotes_and_braces_are_read() -> None:
     assert summary.parse(text) == {names[0]: 3.0, names[1]: 4.0}
 
 
+def test_rounds_of_the_probes() -> None:
+    """What is known of each, in a line."""
+    found = findings()
+    assert "Probe rounds of the last hour\n  none\n" in summary.write(found)
+    found.rounds = [{"kind": "light", "peer": "", "outcome": "ok", "nodes": ["a", "b"]}]
+    assert "Probe rounds of the last hour\n  kind light, outcome ok\n" in summary.write(found)
+
+
 def test_a_flood_is_cut() -> None:
     """Hundreds of ranks and reasons are bounded, and the rest is counted."""
     found = findings()
     found.ranks = []
     found.missing = [f"thing {number}" for number in range(100)]
     text = summary.write(found)
-    assert "thing 39" in text
-    assert "thing 40" not in text
-    assert "and 60 more" in text
+    assert "thing 59" in text
+    assert "thing 60" not in text
+    assert "and 40 more" in text
 
 
 def test_names_that_write_on_a_terminal_are_escaped() -> None:

@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 from dshealthd.jobs import checkpoint_files
-from dshealthd.jobs.checkpoint_files import Scan, check_tag
+from dshealthd.jobs.checkpoint_files import Checkpoint, Scan, check_tag
+
+MODEL, EXPERT = "mp_rank_00_model_states.pt", "layer_0_expert_0_mp_rank_00_model_states.pt"
+SHARD = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+PARTITION = "zero_pp_rank_0_mp_rank_00_model_states.pt"
 
 
 def root(files: int) -> Any:
@@ -43,6 +47,19 @@ def test_so_many_files_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     while scan.todo:
         scan.check(root(2050))
     assert (len(opened), len(scan.files)) == (2048, 2050)
+    assert opened == sorted(opened)
+
+
+@pytest.mark.parametrize(("names", "stage"), [
+    ((SHARD, PARTITION), 3),
+    ((SHARD, MODEL), 1),
+    ((MODEL,), 0),
+    ((MODEL, EXPERT), None),
+    ((), None),
+])  # fmt: skip
+def test_stages(names: tuple[str, ...], stage: int | None) -> None:
+    """Which ranks have files, and of what, shows how ZeRO has partitioned."""
+    assert Checkpoint(dict.fromkeys(names, 1)).stage == stage
 
 
 @pytest.mark.parametrize(

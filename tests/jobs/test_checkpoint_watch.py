@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from dshealthd.jobs import checkpoint_files
 from dshealthd.jobs.checkpoint_watch import CheckpointWatch, _Pointed
 from dshealthd.linux.process_root import Root
 from dshealthd.training.saved import Saved
@@ -34,7 +35,7 @@ class Disk:
     """A directory with one tag, whose files all have one size."""
 
     def __init__(self, files: int, size: int) -> None:
-        self.files, self.size = files, size
+        self.files, self.size, self.tag = files, size, "tag"
 
     def free(self, _place: str) -> int:
         """Return the bytes that are free."""
@@ -42,7 +43,7 @@ class Disk:
 
     def read(self, _place: str, _limit: int) -> bytes:
         """Return what `latest` says."""
-        return b"tag"
+        return self.tag.encode()
 
     def names(self, _place: str, most: int) -> list[str]:
         """Return the files of the tag."""
@@ -50,15 +51,17 @@ class Disk:
 
     def stat(self, place: str) -> Any:
         """Return what a path is."""
-        is_folder = place.endswith("/tag")
+        is_folder = place.endswith(f"/{self.tag}")
         mode = stat.S_IFDIR if is_folder else stat.S_IFREG
         return SimpleNamespace(st_mode=mode, st_size=self.size, st_mtime_ns=1)
 
 
-def checked(watch: CheckpointWatch, disk: Disk, now: float) -> dict[str, int]:
+def checked(
+    watch: CheckpointWatch, disk: Disk, now: float, *, has_time: bool = True
+) -> dict[str, int]:
     """Return the files with problems after a look."""
     saved = Saved("/saved", 1, is_node_local=True)
-    watch.check(cast("Root", disk), saved, now, lambda: True)
+    watch.check(cast("Root", disk), saved, now, lambda: has_time)
     return {problem: count for problem, count in (watch.problems or {}).items() if count}
 
 
@@ -77,3 +80,20 @@ def test_so_many_files_a_look(files: int, looks: int) -> None:
     watch, disk = CheckpointWatch(), Disk(files, 0)
     found = [checked(watch, disk, float(look)) for look in range(looks)]
     assert found == [{}] * (looks - 1) + [{"empty": files}]
+
+
+def test_a_look_without_time() -> None:
+    """Goes on at the next."""
+    watch, disk = CheckpointWatch(), Disk(3, 0)
+    assert checked(watch, disk, 1000.0, has_time=False) == {}
+    assert checked(watch, disk, 1001.0) == {"empty": 3}
+
+
+def test_how_large_the_next_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the largest of the last three."""
+    monkeypatch.setattr(checkpoint_files, "is_truncated", lambda *_: False)
+    watch, disk = CheckpointWatch(), Disk(1, 0)
+    for number, disk.size in enumerate((400, 300, 100, 200)):
+        disk.tag = f"step{number}"
+        checked(watch, disk, float(number))
+    assert watch.next_size == 300

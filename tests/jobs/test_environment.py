@@ -53,6 +53,12 @@ def test_first_of_two_counts() -> None:
     assert parse_environ(b"RANK=1\0RANK=2\0") == {"RANK": "1"}
 
 
+def test_no_rank() -> None:
+    """Of a process that no launcher has started nothing is kept."""
+    assert parse_environ(b"MASTER_ADDR=a\0") == {}
+    assert len(parse_environ(b"MASTER_ADDR=a\0SLURM_PROCID=1\0")) == 2
+
+
 @pytest.mark.parametrize(("environment", "told", "seconds"), [
     ({}, 0, TIMEOUT),
     ({}, 300, 300),

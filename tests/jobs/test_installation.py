@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dshealthd.jobs.installation import (
     Installations,
     Versions,
+    _plausible,
     parse_assignments,
     parse_distributions,
 )
@@ -197,3 +198,9 @@ def test_any_bytes_are_a_library(
     assert not version(path) or b"NCCL" in constants
     path.write_bytes(constants)
     assert not version(path)
+
+
+def test_so_many_versions() -> None:
+    """Of each component the same four are told each time, whatever a directory holds."""
+    found = [("torch", f"2.{number}.0") for number in range(5)]
+    assert _plausible([*reversed(found), ("nccl", "2.30.7")]) == {*found[:4], ("nccl", "2.30.7")}

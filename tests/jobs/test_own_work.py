@@ -86,6 +86,7 @@ def test_levels() -> None:
     steps = (60.0, 4.0, 2.0, 0.5, 0.001, 0.0)
     assert [level("30s", step) for step in steps] == [0, 0, 1, 3, 12, 15]
     assert [level(PAUSES, step) for step in steps] == [3, 3, 4, 6, 15, 15]
+    assert [level(over, 1.0) for over in ("2m", "5m")] == [4, 5]
 
 
 def test_work_without_new_steps_is_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.core.collector import Fault, Reason
+from dshealthd.jobs import processes
 from dshealthd.jobs.processes import ProcessTable, Unseen
 from dshealthd.linux.process import parse_stat
 from tests.jobs.machines import TORCH, Machine, environ, stat_line
@@ -99,6 +101,7 @@ def test_ten_thousand_processes(machine: Machine) -> None:
     assert table.sweep() == [50]
     assert table.looks == []
     assert table.unseen == dict.fromkeys(Unseen, 0)
+    assert [len([*table._turn(many)]) for many in (16, 1600, 10_000)] == [8, 100, 256]
 
 
 def test_new_process_alone_is_read(machine: Machine) -> None:
@@ -189,13 +192,13 @@ def test_reading_is_bounded_in_a_sweep(machine: Machine) -> None:
 
 
 def test_many_variables_are_bounded_in_a_sweep(machine: Machine) -> None:
-    """Environments of a million empty variables, which cost more than their length, cannot hold up
-    a sweep either.
+    """Environments of so many empty variables, which cost more than their length, cannot hold up a
+    sweep either.
     """
     for pid in range(100, 105):
-        machine.process(pid, environ(TORCH) + b"\0" * (ENVIRON_LIMIT // 2))
+        machine.process(pid, environ(TORCH) + b"\0" * 260_000)
     table = Table(machine)
-    assert 0 < len(table.sweep()) < 5
+    assert len(table.sweep()) == 2
     assert table.unseen[Unseen.DEFERRED] > 0
     for _ in range(5):
         found = table.sweep()
@@ -262,6 +265,24 @@ def test_process_without_a_readable_environment(
     assert table.looks == ["50"] * (content == {"environ": None})
     machine.process(50, TORCH, start=300)
     assert sorted(table.sweep()) == [50, 60]
+
+
+@pytest.mark.parametrize(
+    ("error", "unseen"),
+    [(errno.EPERM, Unseen.PERMISSION_DENIED), (errno.EIO, Unseen.UNREADABLE)],
+)
+def test_process_whose_state_cannot_be_read(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, error: int, unseen: Unseen
+) -> None:
+    """As where `/proc` is mounted with hidepid=1; it is told apart from a defect."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(error, "refused")
+
+    table = Table(machine)
+    monkeypatch.setattr(processes, "read_stat", refuse)
+    assert table.sweep() == []
+    assert {reason for reason, count in table.unseen.items() if count} == {unseen}
 
 
 def test_quarantined_process(machine: Machine) -> None:

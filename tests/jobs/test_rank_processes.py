@@ -168,3 +168,16 @@ def test_a_run_that_its_launcher_starts_anew(
         assert scene.look(gone=(0, 1, 2)) == {(1, "killed", 0.0)}
         scene.processes = [dataclasses.replace(scene.processes[2], job="run-2")]
         assert scene.look() == (set() if run else {(1, "killed", 10.0)})
+
+
+def test_so_many_are_followed() -> None:
+    """A descriptor each: not of whatever a user starts."""
+    scene = Scene([])
+    for number in range(257):
+        environment = {**TORCH, "RANK": str(number), "WORLD_SIZE": "257"}
+        place = launch(environment)
+        assert place is not None
+        one = TrainingProcess(1 << 23 | number, 1, 1, "run-1", place, environment)
+        scene.processes.append(one)
+    scene.look()
+    assert len(scene.watch._followed) == 256

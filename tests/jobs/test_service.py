@@ -54,6 +54,18 @@ async def test_a_reload_keeps_senders() -> None:
                 ask()
 
 
+async def test_rest_without_ranks() -> None:
+    """Ranks are looked at as configured while there are some, else with the search for them."""
+    heartbeats = dataclasses.replace(OFTEN, interval=Duration(0.3))
+    async with jobs(configured(heartbeats, HangOptions(interval=SOON))) as (service, _):
+        looking = service._looking
+        assert looking is not None
+        await eventually(lambda: looking.interval == 0.3)
+        with sending(TORCH) as sender:
+            sender.tell(Message(step=1, sent=time.monotonic()))
+            await eventually(lambda: looking.interval == 0.1)
+
+
 async def test_a_service_that_never_ran_can_be_closed() -> None:
     """An agent that fails to start closes all that it has."""
     await Jobs(time.monotonic, time.time).close()

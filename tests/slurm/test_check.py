@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -249,9 +251,22 @@ def test_garbage_begins_anew(tmp_path: Path) -> None:
         assert streaks.bad == {}
 
 
-def test_directory_of_somebody_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "used"), [(0o755, True), (0o775, False), (0o757, False)])
+def test_directory_of_somebody_else(tmp_path: Path, mode: int, *, used: bool) -> None:
     """A directory in which others can write is not used."""
-    tmp_path.chmod(0o777)
-    with pytest.raises(PermissionError), locked_streaks(tmp_path, 0):
+    tmp_path.chmod(mode)
+    with nullcontext() if used else pytest.raises(PermissionError), locked_streaks(tmp_path, 0):
         pass
-    assert os.listdir(tmp_path) == []
+    assert bool(os.listdir(tmp_path)) == used
+
+
+def test_what_nobody_else_opens(tmp_path: Path) -> None:
+    """Who can open the lock can hold it, and keep the node from being checked."""
+    before = os.umask(0)
+    try:
+        with locked_streaks(tmp_path / "run", 0):
+            pass
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("run", "run/lock")]
+    assert modes == [0o700, 0o600]

@@ -72,7 +72,7 @@ class Culprit(_Worded):
 
 
 def explain(reason: HangClass, *, named: bool, whole: bool) -> str:
-    """Return the class of a hang in words.
+    """Return in words why a job stands still.
 
     `named` says whether a culprit is known, `whole` whether all ranks of the job are on this node.
     """

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.exits import ExitKind, ExitWatcher
 from dshealthd.jobs.hangs.judge import judge
-from dshealthd.jobs.hangs.silence import SUSPECTED
-from dshealthd.jobs.hangs.states import NO_WORK
+from dshealthd.jobs.hangs.states import NO_WORK, SUSPECTED
 from dshealthd.jobs.hangs.watch import RankWatch
 
 if TYPE_CHECKING:

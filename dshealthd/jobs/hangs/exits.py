@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
     from dshealthd.core.host import Host
 
+KEPT = 600.0
+"""Seconds for which the ends of a job's ranks are reported after the last of them, and longer while
+another rank waits, unless the job goes on with another process.
+
+They are forgotten together, never the first one alone: the rest would appear to be first.
+"""
 _ASKED = frozenset(
     {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU}
 )

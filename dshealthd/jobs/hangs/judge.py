@@ -110,7 +110,7 @@ class Standstill:
 
     @property
     def explanation(self) -> str:
-        """The cause in words."""
+        """The cause of the standstill in words."""
         if self.reason is HangClass.WORKING and self.work.says:
             return f"no step, but {self.work.says}"
         return explain(self.reason, named=bool(self.culprits), whole=self.whole)
@@ -148,9 +148,9 @@ def judge(
     whole = _whole(ranks)
     marked = still and not late and _nobody_works(living, waiting, seen)
     if marked:  # what a node may say by itself, it says as late as if somebody worked
-        patience = max(rank.bound for rank in living)
-        living = [replace(rank, bound=min(rank.bound, rank.idle_bound)) for rank in living]
-        patience -= max(rank.bound for rank in living)
+        idle = [replace(rank, bound=min(rank.bound, rank.idle_bound)) for rank in living]
+        patience = max(rank.bound - one.bound for rank, one in zip(living, idle, strict=True))
+        living = idle
     else:
         patience = _patience(living, waiting, seen)
     if not (certain or late or marked):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core import documents, schema
-from dshealthd.core.host import read
+from dshealthd.core.host import MAX_FILE, read
 from dshealthd.core.state_writer import StateFile
 from dshealthd.jobs.hangs.watch import SavedRank
 from dshealthd.jobs.heartbeats.reader import MAX_SENDERS
@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 
 SAVE = 10.0
 """Seconds between two writes while there are ranks."""
-_LIMIT = 1 << 20
-"""Most bytes of the file: 4 KiB for each of MAX_SENDERS."""
 
 
 @dataclass(slots=True)
 class SavedRanks:
-    """The ranks of a boot."""
+    """The usual silences of ranks, and the boot that these belong to."""
 
     boot_id: str
     ranks: list[SavedRank]
@@ -36,20 +34,20 @@ class Pace:
     def __init__(self, directory: Path, host: Host) -> None:
         """Prepare without reading the file; OSError if the boot id cannot be read."""
         self._boot_id = read(host.proc("sys/kernel/random/boot_id")).strip()
-        self._file = StateFile(directory, "job_hang", _LIMIT)
+        self._file = StateFile(directory, "job_hang", MAX_FILE)
         self._saved = 0.0
         self._kept = True
         """Whether the file may hold ranks."""
 
     async def load(self) -> list[SavedRank]:
-        """Return the ranks that this boot saved; OSError, SchemaError."""
+        """Return the ranks' baselines that this boot saved; OSError, SchemaError."""
         if (document := await self._file.load()) is None:
             return []
         found: SavedRanks = schema.of(SavedRanks).read(document, self._file.place)
         return found.ranks[:MAX_SENDERS] if found.boot_id == self._boot_id else []
 
     def keep(self, ranks: list[SavedRank], now: float, *, at_once: bool = False) -> None:
-        """Write the ranks in the background, if it is time; `now` is monotonic."""
+        """Save the ranks' baselines in the background, if it is time; `now` is monotonic."""
         if (now - self._saved < SAVE and not at_once) or not (ranks or self._kept):
             return
         self._saved, self._kept = now, bool(ranks)

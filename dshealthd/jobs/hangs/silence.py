@@ -44,10 +44,6 @@ SHOWN = frozenset({Phase.CHECKPOINT, Phase.COMPILE})
 """Marked phases whose work shows on the node: bytes, waits for storage, CPU time. An evaluation may
 be that of a service elsewhere.
 """
-SUSPECTED = 0.5
-"""Share of the bound from which on a silence is suspected, and looked at closely. A healthy rank is
-seldom silent for so long: its bound is twice the longest of the last hours.
-"""
 HALVED = 12 * 3600.0
 """Seconds after which a silence counts for half as much: what comes every twelve hours is just
 usual."""
@@ -96,10 +92,9 @@ class SilenceBaseline:
             # again.
             usual, self.overdue = min(silence, self.overdue), silence
         self.heard = at
-        if learn and usual and (self.phase != Phase.TRAINING or self.knows_training):
-            longest = self._usual(self.phase)
-            if longest is None or usual >= longest:
-                self.longest[self.phase] = usual, at
+        known = self.phase != Phase.TRAINING or self.knows_training
+        if learn and known and usual > (self._usual(self.phase) or 0.0):
+            self.longest[self.phase] = usual, at
         if step < self.step:  # it resumed from a checkpoint: its first steps are slow again
             self.first, self.began = step, at
         self.step, self.phase = step, int(phase)
@@ -133,7 +128,7 @@ class SilenceBaseline:
 
     @property
     def idle_bound(self) -> float:
-        """The same while nothing here is at work."""
+        """Seconds of silence that are still usual while none of its job is at work on this node."""
         if self.phase not in SHOWN:
             return self.bound
         seconds = self._usual(self.phase) or 0.0
@@ -149,5 +144,5 @@ class SilenceBaseline:
         return float(seconds * 0.5 ** (max(0.0, self.heard - at) / HALVED))
 
     def silence(self, now: float) -> float:
-        """Return the seconds since the last heartbeat."""
+        """Return the seconds since the rank's last heartbeat."""
         return max(0.0, now - self.heard)

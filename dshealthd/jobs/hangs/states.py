@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 STAGES = 3
 """Stages of a step."""
+SUSPECTED = 0.5
+"""Share of the bound from which on a silence is suspected, and looked at closely. A healthy rank is
+seldom silent for so long: its bound is twice the longest of the last hours.
+"""
 STOPPED = frozenset({ThreadState.STOPPED, ThreadState.TRACED})
 """States of a process that is stopped by a signal or a debugger."""
 OPERATIONS = (
@@ -132,7 +136,7 @@ class RankState:
         return not spins and self.cpu is not None and self.cpu >= BUSY
 
     def is_idle(self, seen: Work) -> bool:
-        """Whether it is known to do nothing."""
+        """Whether the rank is known to be idle, as its GPU and its training's thread are."""
         if self.on_gpu and self.rank not in seen.still:
             return False
         return self.rank in seen.waits or (

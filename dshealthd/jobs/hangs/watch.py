@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from dshealthd.core import schema
 from dshealthd.jobs.environment import watchdog_seconds
-from dshealthd.jobs.hangs.exits import End
+from dshealthd.jobs.hangs.exits import KEPT, End
 from dshealthd.jobs.hangs.judge import NOTICE, UNEXPLAINED
-from dshealthd.jobs.hangs.silence import FLOOR, SHOWN, SUSPECTED, SilenceBaseline
-from dshealthd.jobs.hangs.states import STOPPED, RankState, operation
+from dshealthd.jobs.hangs.silence import FLOOR, SHOWN, SilenceBaseline
+from dshealthd.jobs.hangs.states import STOPPED, SUSPECTED, RankState, operation
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.heartbeats.reader import MAX_SENDERS
 from dshealthd.jobs.shares import share_places
@@ -48,12 +48,6 @@ REMEMBERED = 60.0
 """Seconds within which a rank must report again for its saved baseline to count."""
 FRESH = 2.0
 """Seconds of silence below which a rank's heartbeats count as arriving."""
-KEPT = 600.0
-"""Seconds for which the ends of a job's ranks are reported after the last of them, and longer while
-another rank waits, unless the job goes on with another process.
-
-They are forgotten together, never the first one alone: the rest would appear to be first.
-"""
 WINDOW = 30.0
 """Seconds, at least, over which the CPU time of a silent rank is averaged, and twice that at most:
 one that has stopped to compute is soon seen to be idle.
@@ -197,7 +191,7 @@ class RankWatch:
         self._saved = {(rank.pid, rank.start): rank for rank in saved}
 
     def saved(self) -> list[SavedRank]:
-        """Return the running ranks, for a later agent."""
+        """Return the baselines of the running ranks, for a later agent."""
         return [
             SavedRank(*one.key, user, one.message.sent, self._clock, one.baseline)
             for one in self.watched.values()
@@ -210,7 +204,7 @@ class RankWatch:
         now: float,
         unusual: Collection[str] = (),
     ) -> None:
-        """Take the ranks' latest messages, at monotonic time `now` in seconds.
+        """Check the ranks' latest heartbeats and processes, at monotonic time `now` in seconds.
 
         A silence that ends is learnt as usual, except those of the jobs that are `unusual`.
         """

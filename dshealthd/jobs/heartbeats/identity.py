@@ -49,7 +49,7 @@ def identify(host: Host, pid: int, user: int) -> Answer:
     """Return the sender's identity, if it belongs to `user`. Blocks if the process hangs."""
     try:
         stat = read_stat(host, pid)
-        if parse_real_user(read_bytes(host.proc(f"{pid}/status"), 8192)) != user:
+        if parse_real_user(read_bytes(host.proc(f"{pid}/status"))) != user:
             return UnidentifiedSender.GONE  # the pid was reused
         process = read_process(host, pid, stat, boot_id(host))
         # Once more: everything read in between belongs to one process only if both ends agree.

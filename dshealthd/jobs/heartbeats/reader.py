@@ -10,6 +10,7 @@ A page is opened in a thread, because that reads the environment of its process,
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import resource
@@ -30,7 +31,6 @@ from dshealthd.jobs.heartbeats.sender import Sender, by_rank
 from dshealthd.training.message import PAGE, newest_message
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from dshealthd.core.host import Host
@@ -62,7 +62,6 @@ class HeartbeatReader:
         self._host = host
         self._monotonic = monotonic
         self._wall = wall
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._senders: dict[tuple[int, int], Sender] = {}
         """Senders by pid and start."""
         self._poll = select.poll()
@@ -83,7 +82,7 @@ class HeartbeatReader:
 
     @property
     def is_open(self) -> bool:
-        """Whether pages are read."""
+        """Whether heartbeat pages are read."""
         return self._blocking_tasks is not None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -103,11 +102,11 @@ class HeartbeatReader:
             )
             raise SourceError(Reason.NOT_FOUND, detail)
         self._places = min(MAX_SENDERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-        self._loop, self._blocking_tasks = loop, BlockingTasks(loop)
+        self._blocking_tasks = BlockingTasks(loop)
         self._opened = self._monotonic()
 
     def close(self) -> None:
-        """Let go of all senders."""
+        """Stop reading heartbeats, and drop all senders."""
         for sender in list(self._senders.values()):
             self._drop(sender)
         if self._blocking_tasks is not None:
@@ -212,13 +211,12 @@ class HeartbeatReader:
         self._settle()
 
     def _turn(self) -> None:
-        if self._loop is None:
-            return
         self._timer = None
         if not self._senders:
             return
         # First, so that a defect in one turn does not end the heartbeats of all jobs.
-        self._timer = self._loop.call_at(next_due(self._loop.time(), PERIOD), self._turn)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(next_due(loop.time(), PERIOD), self._turn)
         ended = {process for process, _ in self._poll.poll(0)}
         for sender in list(self._senders.values()):
             if sender.process in ended:

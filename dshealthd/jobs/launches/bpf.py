@@ -30,48 +30,48 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def op(code: int, dst: int = 0, src: int = 0, off: int = 0, imm: int = 0) -> bytes:
-    """Return one instruction."""
+    """Return one BPF instruction."""
     return struct.pack("<BBhi", code, src << 4 | dst, off, imm)
 
 
 def add(register: int, number: int) -> bytes:
-    """Add a number to a register."""
+    """Return BPF code that adds a number to a register."""
     return op(0x07, register, imm=number)
 
 
 def load(register: int, place: int, offset: int) -> bytes:
-    """Load eight bytes from where another register points."""
+    """Return BPF code that loads eight bytes from where another register points."""
     return op(0x79, register, place, offset)
 
 
 def store(place: int, offset: int, register: int) -> bytes:
-    """Store a register where another one points."""
+    """Return BPF code that stores a register where another one points."""
     return op(0x7B, place, register, offset)
 
 
 def increase(place: int, offset: int, register: int) -> bytes:
-    """Add a register to the eight bytes where another one points, atomically."""
+    """Return BPF code that adds a register atomically to eight bytes where another one points."""
     return op(0xDB, place, register, offset)
 
 
 def pointer(register: int, place: int, offset: int = 0) -> bytes:
-    """Copy a register, and add a number to the copy."""
+    """Return BPF code that copies a register, and adds a number to the copy."""
     return op(0xBF, register, place) + add(register, offset)
 
 
 def number(register: int, value: int) -> bytes:
-    """Set a register."""
+    """Return BPF code that sets a register."""
     return op(0xB7, register, imm=value)
 
 
 def call(helper: int, descriptor: int | None = None) -> bytes:
-    """Call a helper of the kernel, with a map as its first argument if one is given."""
+    """Return BPF code that calls a helper of the kernel, with a map as first argument if given."""
     first = b"" if descriptor is None else op(0x18, 1, 1, imm=descriptor) + op(0)
     return first + op(0x85, imm=helper)
 
 
 def unless(register: int, value: int, text: bytes) -> bytes:
-    """Run some instructions unless a register has a value."""
+    """Return BPF code that runs some instructions unless a register has a value."""
     return op(0x15, register, off=len(text) // 8, imm=value) + text
 
 
@@ -79,17 +79,17 @@ EXIT = number(0, 0) + op(0x95)
 
 
 def if_null(text: bytes) -> bytes:
-    """Run some instructions if a helper returned no pointer."""
+    """Return BPF code that runs some instructions if a helper returned no pointer."""
     return op(0x55, 0, off=len(text) // 8) + text
 
 
 def create_map(kind: int, key: int, value: int, entries: int) -> int:
-    """Return the descriptor of a new map; sizes are in bytes. OSError."""
+    """Return the descriptor of a new BPF map; sizes are in bytes. OSError."""
     return _bpf(_MAP_CREATE, "5I", kind, key, value, entries, 0)
 
 
 def lookup(descriptor: int, key: bytes, size: int) -> bytes | None:
-    """Return the value of a map's key; None if it has none. OSError."""
+    """Return the value of a BPF map's key; None if it has none. OSError."""
     value = ctypes.create_string_buffer(size)
     try:
         _bpf(_MAP_LOOKUP, "I4xQQ", descriptor, key, value)
@@ -99,18 +99,18 @@ def lookup(descriptor: int, key: bytes, size: int) -> bytes | None:
 
 
 def update(descriptor: int, key: bytes, value: bytes) -> None:
-    """Set the value of a map's key. OSError."""
+    """Set the value of a BPF map's key. OSError."""
     _bpf(_MAP_UPDATE, "I4xQQQ", descriptor, key, value, 0)
 
 
 def delete(descriptor: int, key: bytes) -> None:
-    """Remove a key from a map, if it is there. OSError."""
+    """Remove a key from a BPF map, if it is there. OSError."""
     with contextlib.suppress(FileNotFoundError):
         _bpf(_MAP_DELETE, "I4xQ", descriptor, key)
 
 
 def entries(descriptor: int, key_size: int, size: int, most: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield keys and values of a map, at most as many as it has places. OSError.
+    """Yield keys and values of a BPF map, at most as many as it has places. OSError.
 
     A program may change it meanwhile: the kernel then begins anew, and keys come twice.
     """
@@ -137,7 +137,9 @@ def load_program(text: bytes) -> int:
 
 
 def attach(program: int, path: str, offsets: Sequence[int], pid: int) -> int:
-    """Set breakpoints in one process. Return the descriptor that holds them. OSError."""
+    """Link a BPF program to breakpoints in one process. Return the descriptor that holds them.
+    OSError.
+    """
     places = struct.pack(f"={len(offsets)}Q", *offsets)
     return _bpf(
         _LINK_CREATE,

@@ -38,7 +38,7 @@ _TRIED = "getppid"
 
 
 class Breakpoints:
-    """Sets and removes breakpoints, one process at a time."""
+    """Sets and removes breakpoints at NCCL's functions, one process at a time."""
 
     def __init__(self, host: Host) -> None:
         """Try out what the kernel has. `Refused` if it has nothing that does."""
@@ -105,7 +105,7 @@ class Breakpoints:
             raise
 
     def detach(self, pid: int) -> None:
-        """Remove the breakpoints of a process, if it has some."""
+        """Remove the breakpoints at NCCL's functions from a process, if it has some."""
         for link in self._links.pop(pid, ()):
             os.close(link)
 

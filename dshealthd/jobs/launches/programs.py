@@ -68,15 +68,18 @@ MAX_COMMUNICATORS = 64
 """Communicators that are kept of one process; with tensor, pipeline, data and expert parallelism a
 rank has some ten. No process can use up the places of another.
 """
-MAX_INITS = 1024
-"""Communicators whose initialization was seen and not read yet."""
+PLACES = MAX_PROCESSES * MAX_COMMUNICATORS
+"""Places of each map: far more than it takes of processes, and of communicators whose
+initialization was seen and not read yet.
+"""
 RING = 64
 """Latest launches whose times are kept; a power of two."""
 _ID = 40
 """Bytes kept of ncclUniqueId: a random number and the address of the root (NCCL: bootstrap.h)."""
 _COUNT, _SENDS, _FIRST, _LAST, _SPLITS, _TIMES = 0, 8, 16, 24, 32, 40
 _COUNTS = struct.Struct(f"={_TIMES // 8 + RING}Q")
-_INIT = struct.Struct(f"={_ID}sQQQ")
+_INIT = struct.Struct(f"={_ID}sQI4xQ")
+"""Of the register with the rank, an int, the other half is undefined."""
 _SPLIT = struct.Struct(f"=QQi{_ID - 20}x")
 """What a split has in place of a unique id."""
 _VALUE = -16 - _INIT.size
@@ -129,7 +132,7 @@ class Init(NamedTuple):
 
 
 class Hits(NamedTuple):
-    """What the programs did for one process."""
+    """How often BPF programs ran for one process."""
 
     hits: int
     refused: int
@@ -137,51 +140,47 @@ class Hits(NamedTuple):
 
 
 class Maps:
-    """The maps that programs and this process share; all entries are by process."""
+    """The maps that BPF programs and this process share; all entries are by process."""
 
     def __init__(self) -> None:
         """Create them; OSError if that is not permitted."""
         self._descriptors: list[int] = []
-        # Twice: one that gets its place before another has left it.
-        self.processes = self._create(bpf.HASH, 8, _PROCESS.size, 2 * MAX_PROCESSES)
-        most = MAX_PROCESSES * MAX_COMMUNICATORS
-        self.counts = self._create(bpf.HASH, _KEY.size, _COUNTS.size, most)
-        self.inits = self._create(bpf.LRU_HASH, _KEY.size, _INIT.size, MAX_INITS)
+        self.processes = self._create(bpf.HASH, 8, _PROCESS.size)
+        self.counts = self._create(bpf.HASH, _KEY.size, _COUNTS.size)
+        self.inits = self._create(bpf.LRU_HASH, _KEY.size, _INIT.size)
         self.zeros = self._create(bpf.ARRAY, 4, _COUNTS.size, 1)
 
-    def _create(self, kind: int, key: int, value: int, entries: int) -> int:
-        self._descriptors.append(bpf.create_map(kind, key, value, entries))
+    def _create(self, kind: int, key: int, value: int, places: int = PLACES) -> int:
+        self._descriptors.append(bpf.create_map(kind, key, value, places))
         return self._descriptors[-1]
 
     def close(self) -> None:
-        """Give the maps back."""
+        """Close the BPF maps."""
         while self._descriptors:
             os.close(self._descriptors.pop())
 
     def admit(self, pid: int) -> None:
-        """Have a process counted, from nothing. OSError."""
+        """Let BPF programs count the launches of a process, from 0. OSError."""
         self.forget(pid)
         bpf.update(self.processes, struct.pack("=Q", pid), bytes(_PROCESS.size))
 
     def forget(self, pid: int) -> None:
-        """Remove a process, and all that is kept of it. OSError."""
+        """Remove a process and its launches from the BPF maps. OSError."""
         bpf.delete(self.processes, struct.pack("=Q", pid))
         for descriptor, size in ((self.counts, _COUNTS.size), (self.inits, _INIT.size)):
-            most = 2 * MAX_PROCESSES * MAX_COMMUNICATORS
-            for key, _ in list(bpf.entries(descriptor, _KEY.size, size, most)):
+            for key, _ in list(bpf.entries(descriptor, _KEY.size, size, PLACES)):
                 if _KEY.unpack(key)[0] == pid:
                     bpf.delete(descriptor, key)
 
     def hits(self, pid: int) -> Hits:
-        """Return what was done for a process so far. OSError."""
+        """Return how often BPF programs ran for a process so far. OSError."""
         value = bpf.lookup(self.processes, struct.pack("=Q", pid), _PROCESS.size)
         return Hits(*(_PROCESS.unpack(value)[:2] if value else (0, 0)))
 
     def read(self) -> dict[tuple[int, int], Counts]:
-        """Return what was counted, by process and address of the communicator. OSError."""
+        """Return the launches in BPF maps, by process and communicator's address. OSError."""
         found = {}
-        most = 2 * MAX_PROCESSES * MAX_COMMUNICATORS
-        for key, value in bpf.entries(self.counts, _KEY.size, _COUNTS.size, most):
+        for key, value in bpf.entries(self.counts, _KEY.size, _COUNTS.size, PLACES):
             pid, communicator = _KEY.unpack(key)
             count, sends, first, last, _, *times = _COUNTS.unpack(value)
             # The oldest few may be overwritten while the kernel copies the value.
@@ -191,16 +190,16 @@ class Maps:
         return found
 
     def initialized(self) -> list[tuple[int, Init]]:
-        """Return the initializations that were seen, with their processes. OSError."""
+        """Return the communicators' initializations in BPF maps, with their processes. OSError."""
         found = []
-        for key, value in bpf.entries(self.inits, _KEY.size, _INIT.size, 2 * MAX_INITS):
+        for key, value in bpf.entries(self.inits, _KEY.size, _INIT.size, PLACES):
             pid, slot = _KEY.unpack(key)
             unique, parent, rank, at = _INIT.unpack(value)
             origin: bytes | Split = unique
             if parent:
                 first, number, color = _SPLIT.unpack(unique)
                 origin = Split((parent, first), number, color)
-            found.append((pid, Init(slot, origin, rank & 0xFFFFFFFF, at)))
+            found.append((pid, Init(slot, origin, rank, at)))
         return found
 
 
@@ -236,7 +235,7 @@ def _count(maps: Maps, argument: int) -> bytes:
 
 
 def launch(maps: Maps, argument: int, *, ordered: bool) -> bytes:
-    """Return the program for functions whose communicator is in this argument."""
+    """Return the BPF program that counts launches; this argument is the communicator."""
     text = _count(maps, argument) + store(7, _LAST, 0)
     if ordered:
         text += load(1, 7, _COUNT) + pointer(2, 1) + op(0x57, 2, imm=RING - 1)
@@ -254,7 +253,7 @@ def _keep(maps: Maps, slot: int) -> bytes:
 
 
 def initialize(maps: Maps, *, scalable: bool) -> bytes:
-    """Return the program that keeps who makes which communicator."""
+    """Return the BPF program that keeps who initializes which communicator."""
     text = _enter(maps) + number(1, 0) + store(10, _VALUE + _ID, 1)
     text += load(1, 6, _ARGUMENTS[2]) + store(10, _VALUE + _ID + 8, 1)  # the rank
     text += call(bpf.KTIME) + store(10, _VALUE + _ID + 16, 0)
@@ -264,7 +263,7 @@ def initialize(maps: Maps, *, scalable: bool) -> bytes:
 
 
 def split(maps: Maps) -> bytes:
-    """Return the program that keeps which communicator is split, and how."""
+    """Return the BPF program that keeps which communicator is split, and how."""
     text = _count(maps, 0) + store(10, _VALUE + _ID + 16, 0)
     text += load(1, 10, -8) + store(10, _VALUE + _ID, 1)
     text += load(1, 7, _FIRST) + store(10, _VALUE, 1)
@@ -277,6 +276,6 @@ def split(maps: Maps) -> bytes:
 
 
 def destroy(maps: Maps) -> bytes:
-    """Return the program that forgets a communicator, whose address the next one may get."""
+    """Return the BPF program that forgets a communicator, whose address the next one may get."""
     text = _enter(maps) + _argument(0) + pointer(2, 10, -16) + call(bpf.DELETE, maps.counts)
     return text + unless(0, 0, EXIT) + number(1, -1) + increase(8, _KEPT, 1) + EXIT

@@ -42,7 +42,7 @@ COMPARED = RING // 4
 
 @dataclass
 class Followed:
-    """A rank's process."""
+    """A rank's process whose launches are to be counted."""
 
     process: TrainingProcess
     run: str
@@ -95,7 +95,7 @@ class Launches:
         return [self._document(one, counts) for one in self._followed.values()]
 
     def close(self) -> None:
-        """Leave all ranks, and remove all breakpoints."""
+        """Stop counting launches of all ranks, and remove all breakpoints."""
         self._breakpoints.close()
 
     def _wanted(
@@ -160,7 +160,7 @@ class Launches:
         pid, start = one.process.key
         try:
             stat = read_stat(self._context.host, pid)
-            status = read_bytes(self._context.host.proc(f"{pid}/status"), 1 << 16)
+            status = read_bytes(self._context.host.proc(f"{pid}/status"))
         except (OSError, ValueError, ArithmeticError):
             return  # it has ended: the next turn leaves it
         if _tracer(status):

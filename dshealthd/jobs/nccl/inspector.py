@@ -48,7 +48,7 @@ _FASTEST, _SLOWEST = 1e5, 1e-9
 _SHORTEST, _LONGEST = 1e-3, 1e13
 """Microseconds: a nanosecond, the resolution of the plugin's clock, and four months."""
 _SIZE = re.compile(r"(\d{1,7}(?:\.\d{1,2})?)(?:-\d{1,7})?(B|KB|MB|GB|TB)")
-_UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+_UNITS = {unit: 1024**power for power, unit in enumerate(("B", "KB", "MB", "GB", "TB"))}
 _CLASSES = (
     (1 << 28, "256MiB-"),
     (1 << 24, "16MiB-256MiB"),
@@ -57,8 +57,8 @@ _CLASSES = (
     (0, "0-64KiB"),
 )
 """Size classes of messages: below 1 MiB they show latency, from 16 MiB the bandwidth of links."""
-_NATURAL = re.compile(r"[0-9]{1,19}")
-"""As many digits as 2^62 has."""
+_NATURAL = re.compile(r"[1-9][0-9]{0,18}")
+"""As many digits as 2^63 has."""
 _LARGEST = 1 << 20
 """Largest valid number of ranks or nodes of a communicator."""
 MAX_ENTRIES = 20_000
@@ -93,7 +93,7 @@ class Figures:
 
 @dataclass(slots=True)
 class Content:
-    """The content of one file."""
+    """The content of one file of NCCL's Inspector."""
 
     operations: dict[MeasuredOperation, Figures]
     malformed: int = 0
@@ -160,7 +160,7 @@ def _operation(labels: Mapping[str, str]) -> MeasuredOperation:
         raise ValueError(message)
     job = labels.get("slurm_job_id", "")
     return MeasuredOperation(
-        job=job if _is_natural(job, 1 << 62) else None,
+        job=job if _NATURAL.fullmatch(job) else None,
         node=labels.get("node") or labels.get("hostname"),
         name=str(name),
         ranks=_natural(labels.get("nranks", "")),
@@ -183,14 +183,10 @@ def message_class(text: str) -> str:
 
 
 def _natural(text: str) -> str:
-    if not _is_natural(text, _LARGEST):
+    if not _NATURAL.fullmatch(text) or int(text) > _LARGEST:
         message = f"{text!r} is not a number of ranks or nodes"
         raise ValueError(message)
-    return str(int(text))
-
-
-def _is_natural(text: str, largest: int) -> bool:
-    return _NATURAL.fullmatch(text) is not None and 0 < int(text) <= largest
+    return text
 
 
 def _figures(bandwidths: list[float], times: list[float]) -> Figures:
@@ -215,7 +211,7 @@ def _six_digits(value: float) -> float:
 
 
 class InspectorFileState(enum.StrEnum):
-    """What happens with a file."""
+    """Whether an Inspector file is taken, or why not."""
 
     TAKEN = "taken"
     STALE = "stale"
@@ -271,7 +267,7 @@ class Directories(dict[tuple[int, int], Directory]):
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file that was read."""
+    """An Inspector file that was read."""
 
     uuid: str
     """UUID of the GPU, in NVML's form."""

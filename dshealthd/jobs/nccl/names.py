@@ -37,7 +37,7 @@ class Misnomer(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The content of the data file."""
+    """The names of variables that NCCL and torch read, from `names.toml`."""
 
     release: tuple[int, ...]
     """The release of NCCL whose names these are; a later one may read others."""
@@ -82,7 +82,7 @@ def newer(releases: Iterable[str]) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def misnomer(name: str) -> tuple[str, Misnomer] | None:
-    """Return a name from the data file and the problem of a variable's name.
+    """Return what is wrong with the name of a variable that is set for NCCL, and that name.
 
     The returned name is the variable's own, the intended one, or `other`, so that it stays bounded
     whatever names processes make up. None if the variable is read, or is not NCCL's.

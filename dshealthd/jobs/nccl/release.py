@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 MAPS_LIMIT = 16 << 20
 """Bytes; a process that has loaded torch and CUDA has one or two MiB."""
 _RELEASE = re.compile(r"[0-9]+\.[0-9]+[0-9A-Za-z.+-]{0,32}")
-_LIBRARY = re.compile(rb"/libnccl\.so[0-9.]*$|/libtorch[a-z_]*\.so$")
+_LIBRARY = re.compile(
+    rb" (\d+) +((?:/[^\n]*/|/)(?:libnccl\.so[0-9.]*|libtorch[a-z_]*\.so))( \(deleted\))?$",
+    re.MULTILINE,
+)
+"""The end of a line of `maps` that names a library: inode, path, and whether that is deleted."""
 _FILE_NAME = re.compile(r"libnccl\.so\.([0-9]+\.[0-9]+\.[0-9]+)")
 _BANNER = re.compile(
     rb"NCCL version ([0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}[!-*,-~]{0,24})(?:\+cuda| compiled with)"
@@ -41,7 +45,8 @@ MAX_VARIABLES = 4096
 """Names of one library after which the search stops; NCCL 2.30 has 250."""
 _OVERLAP = 128
 """Bytes of one piece that are searched again with the next; longer than any banner."""
-_DELETED = b" (deleted)"
+MAX_KNOWN = 64
+"""Most libraries, of all jobs of a node, that are remembered."""
 MAX_LIBRARIES = 8
 """Most libraries of one process that are read; one, or two with PyTorch's, is usual."""
 
@@ -95,17 +100,10 @@ def without_build(version: str) -> str:
 
 def parse_maps(data: bytes) -> tuple[Mapping, ...]:
     """Return NCCL's and torch's libraries in `/proc/<pid>/maps`."""
-    found: dict[Mapping, None] = {}
-    for line in data.split(b"\n"):
-        if b".so" not in line:
-            continue
-        fields = line.split(None, 5)
-        path = fields[-1].removesuffix(_DELETED)
-        # fields of a line that names a file
-        if len(fields) == 6 and _LIBRARY.search(path) and fields[4].isdigit():  # noqa: PLR2004
-            deleted = fields[-1].endswith(_DELETED)
-            found[Mapping(os.fsdecode(path), int(fields[4]), deleted)] = None
-    return tuple(found)
+    lines = dict.fromkeys(_LIBRARY.findall(data))  # several lines are of one file
+    return tuple(
+        Mapping(os.fsdecode(path), int(inode), bool(deleted)) for inode, path, deleted in lines
+    )
 
 
 @contextlib.contextmanager
@@ -186,7 +184,7 @@ class MappedReleases:
         with opened(host, pid, mapping) as descriptor:
             key = signature(os.fstat(descriptor))
             if key not in self._known:
-                if len(self._known) >= 64:  # noqa: PLR2004 - libraries of all jobs of a node
+                if len(self._known) >= MAX_KNOWN:
                     self._known.clear()
                 self._known[key] = read_library(descriptor, os.path.basename(mapping.path))
             return self._known[key]

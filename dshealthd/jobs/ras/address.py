@@ -20,8 +20,6 @@ MAX_PORT = 65535
 _PORT = re.compile(r"[0-9]{1,5}")
 _LOOPBACK = ("127.0.0.1", "::1")
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
-_ANYWHERE = 9
-"""An arbitrary port; nothing is sent to it."""
 
 
 class Endpoint(NamedTuple):
@@ -104,11 +102,10 @@ def is_own_address(host: str) -> bool:
     address = ipaddress.ip_address(host)
     if address.is_loopback:
         return True
-    # the protocol
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6  # noqa: PLR2004
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
         try:
-            probe.connect((host, _ANYWHERE))
+            probe.connect((host, PORT))
         except OSError:  # no route
             return False
         return ipaddress.ip_address(probe.getsockname()[0]) == address

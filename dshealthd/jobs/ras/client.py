@@ -8,7 +8,6 @@ retried on a new connection, as NCCL's own client does.
 from __future__ import annotations
 
 import errno
-import os
 import selectors
 import socket
 from dataclasses import dataclass
@@ -125,10 +124,8 @@ class Query:
 
     def _go_on(self, connection: _Connection, now: float) -> None:
         if not connection.made:
-            if code := connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                raise OSError(code, os.strerror(code))
             connection.made = True
-            self._say(connection, OPENING)
+            self._say(connection, OPENING)  # raises why the connection could not be made
             return
         data = connection.socket.recv(_CHUNK)
         if not data:

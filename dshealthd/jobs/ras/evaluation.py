@@ -104,7 +104,7 @@ def _rank(
 
 @dataclass(slots=True)
 class JobProgress:
-    """The progress of one job.
+    """Whether a job progresses from one RAS answer to the next.
 
     Only ranks and communicators that are in both answers are compared: one that appears or falls
     silent is not progress. A count that is lower than before belongs to another communicator of the
@@ -121,7 +121,7 @@ class JobProgress:
     _marks: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     def update(self, status: Status, *, early: bool = False) -> None:
-        """Record an answer.
+        """Record a RAS answer.
 
         Of `early` answers, before their interval was over, only the first counts as idle: alerts
         use the count as elapsed time.

@@ -102,13 +102,7 @@ def parse_json(data: bytes) -> Status:
 def _load(data: bytes) -> object:
     """Return the JSON document of an answer, repaired if necessary."""
     try:
-        try:
-            return json.loads(data.decode(), parse_constant=_no_number)
-        except json.JSONDecodeError:
-            repaired = repair(data)
-            if repaired == data:
-                raise
-            return json.loads(repaired.decode(), parse_constant=_no_number)
+        return json.loads(repair(data).decode(), parse_constant=_no_number)
     except (ValueError, ArithmeticError, RecursionError) as error:
         message = f"not JSON: {str(error)[:200]}"
         raise MalformedAnswer(message) from error

@@ -7,6 +7,7 @@ import itertools
 import os
 from typing import TYPE_CHECKING
 
+from dshealthd.jobs.heartbeats.page import MAX_DESCRIPTORS
 from dshealthd.linux.sock_diag import TcpState, dump
 from dshealthd.linux.socket_owners import parse_inode
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 BUDGET = 0.5
 """Seconds of CPU time for the kernel to list the sockets of one port."""
-MAX_DESCRIPTORS = 65536
-"""Most descriptors of one process that are checked."""
 
 
 def holder(connection: socket.socket, pids: Iterable[int], host: Host) -> int | None:

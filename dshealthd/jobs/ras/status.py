@@ -90,7 +90,7 @@ class Trouble(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communicator:
-    """One communicator."""
+    """One communicator in a RAS answer."""
 
     name: str
     """Its hash in hexadecimal digits, and the second hash, which makes it unique."""
@@ -108,7 +108,7 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """One answer."""
+    """What one RAS answer says of a job."""
 
     version: str
     """NCCL version, such as 2.28.9."""

@@ -24,7 +24,6 @@ from dshealthd.jobs.ras.status import RasRankState, Status
 if TYPE_CHECKING:
     from dshealthd.core.host import Host
 
-_STATUS_LIMIT = 1 << 16
 CLOSELY = 40
 """Consecutive answers without progress after which a job is queried as rarely as a healthy one.
 
@@ -59,7 +58,7 @@ def dead_here(status: Status) -> set[int]:
 def own_pid(host: Host, pid: int) -> int | None:
     """Return a process's pid in its innermost namespace, which its RAS uses; None if unknown."""
     try:
-        status = read_bytes(host.proc(f"{pid}/status"), _STATUS_LIMIT)
+        status = read_bytes(host.proc(f"{pid}/status"))
     except OSError:
         return None
     for line in status.split(b"\n"):
@@ -146,7 +145,7 @@ class WatchedJob:
         self._rarely = self._refused = True
 
     def answered(self, status: Status, answerer: int | None, interval: float = 0.0) -> None:
-        """Record a plausible answer.
+        """Record a plausible RAS answer.
 
         `interval` is the usual time in seconds between two answers of a job that is not healthy;
         `answerer` is the answering process's pid in its own namespace.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dshealthd.jobs.hangs.classes import Culprit, HangClass
+from dshealthd.jobs.hangs.classes import Culprit, HangClass, explain
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.judge import Standstill, judge
 from dshealthd.jobs.hangs.states import NO_WORK, RankState, Work
@@ -178,6 +178,7 @@ def test_a_job_at_work_is_in_a_pause(rank_1: dict[str, object]) -> None:
     still = found(late, Work("its GPUs compute"))
     assert (still.reason, still.hold, still.is_pause) == (HangClass.WORKING, math.inf, True)
     assert not still.teaches
+    assert still.explanation == "no step, but its GPUs compute"
     assert found(late).shown
 
 
@@ -310,6 +311,8 @@ def test_a_checkpoint_in_which_nobody_works() -> None:
     trains = changed(WAITS, stage=INPUT, bound=FLOOR, **LATE)
     others = [changed(trains, rank=0, **BARRIER), saving()[1], changed(trains, rank=2, **BARRIER)]
     assert found(others).culprits == ((1, Culprit.CHECKPOINT),)
+    still = found([replace(rank, world_size=4) for rank in others])
+    assert (still.reason, still.hold) == (HangClass.COLLECTIVE, UNKNOWN - FIRST)
 
 
 @pytest.mark.parametrize(
@@ -602,6 +605,21 @@ def test_no_rank_is_named_by_an_incomplete_comparison(
     hang = found(here)
     assert (hang.reason, hang.culprits, hang.hold) == (HangClass.DESYNC, (), 0.0)
     assert ("not seen from this node" in hang.explanation) == (count != world_size)
+
+
+@pytest.mark.parametrize(("reason", "named", "whole", "words"), [
+    (HangClass.DESYNC, True, True, "ranks are at different places"),
+    (HangClass.DESYNC, False, True, "as many ahead as behind"),
+    (HangClass.DESYNC, False, False, "ranks here are at different places"),
+    (HangClass.WAITING, False, True, "all ranks wait at the same place"),
+    (HangClass.WAITING, False, False, "a rank on another node"),
+    (HangClass.SUSPENDED, True, True, "all its processes are stopped"),
+    (HangClass.SUSPENDED, True, False, "all its processes here are stopped"),
+    (HangClass.INPUT, True, True, "work between steps"),
+])  # fmt: skip
+def test_explanations(reason: HangClass, words: str, *, named: bool, whole: bool) -> None:
+    """What is said of a hang is limited to what this node can know."""
+    assert words in explain(reason, named=named, whole=whole)
 
 
 @pytest.mark.parametrize(("rank_1", "culprit"), [

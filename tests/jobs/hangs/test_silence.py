@@ -119,6 +119,10 @@ def test_nothing_is_known_of_the_first_steps() -> None:
     assert overdue(baseline, now + 105.0) == 5.0
     baseline, *_ = trained(1.0, 10)
     assert baseline.bound == 30.0
+    baseline = SilenceBaseline.begin(0.0, 0, Phase.TRAINING)
+    for step in range(1, 11):
+        baseline.record(90.0 + step, step, Phase.TRAINING)
+    assert baseline.bound == 30.0
 
 
 def test_fast_steps() -> None:

@@ -100,6 +100,18 @@ def test_not_the_plugins(text: str) -> None:
     assert content.malformed >= 1
 
 
+@pytest.mark.parametrize(("text", "taken"), [
+    (line(1, 1, ranks="1048576", nodes="1048576"), True),
+    (line(1, 1, ranks="1048577"), False),
+    (line(1, 1, nodes="1048577"), False),
+    (line(1, 1, communicator="x" * (MAX_LINE - 100 - len(line(1, 1, node=NODE)) // 2)), True),
+])  # fmt: skip
+def test_what_the_plugin_may_write(text: str, *, taken: bool) -> None:
+    """Up to a million ranks, and up to what its buffer holds."""
+    content = parse(text)
+    assert (bool(content.operations), bool(content.malformed)) == (taken, not taken)
+
+
 def test_garbage_is_given_up() -> None:
     """A file full of garbage costs no more than a hundred lines of it."""
     content = parse(("a{" + ',="' * 680 + "\n") * 5000 + line(5, 5))
@@ -114,7 +126,9 @@ def test_garbage_is_given_up() -> None:
     ("1-2MB", "1MiB-16MiB"),
     ("16.00MB", "16MiB-256MiB"),
     ("256-257MB", "256MiB-"),
+    ("0.10GB", "16MiB-256MiB"),
     ("4-5GB", "256MiB-"),
+    ("1.00TB", "256MiB-"),
 ])  # fmt: skip
 def test_message_classes(text: str, expected: str) -> None:
     """Sizes are those of `inspectorPromFormatMessageSizeRange`, in units of 1024."""

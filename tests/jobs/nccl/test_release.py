@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.jobs.nccl.release import MappedReleases, Mapping, UnknownRelease, parse_maps
+from dshealthd.jobs.nccl.release import (
+    Library,
+    MappedReleases,
+    Mapping,
+    UnknownRelease,
+    parse_maps,
+    read_library,
+)
 from tests.jobs.elf import library
 
 CHUNK = 1 << 20
@@ -53,11 +60,13 @@ def test_maps() -> None:
         b"7f01-7f02 r-xp 00001000 fe:00 77 /a b/libnccl.so.2.27.7\n"
         b"7f02-7f03 r--p 00000000 fe:00 78 /t/libtorch_cuda.so (deleted)\n"
         b"7f03-7f04 r--p 00000000 fe:00 79 /t/libnccl-net.so\n"
+        b"7f03-7f04 r--p 00000000 fe:00 80           /libnccl.so\n"
         b"7f04-7f05 rw-p 00000000 00:00 0 \n"
     )
     assert parse_maps(data) == (
         Mapping("/a b/libnccl.so.2.27.7", 77, deleted=False),
         Mapping("/t/libtorch_cuda.so", 78, deleted=True),
+        Mapping("/libnccl.so", 80, deleted=False),
     )
 
 
@@ -120,6 +129,37 @@ def test_other_file_at_the_path(tmp_path: Path) -> None:
     (tmp_path / "proc/7").symlink_to(proc)
     with pytest.raises(UnknownRelease, match="another file"):
         MappedReleases().of(Host(procfs=tmp_path / "proc"), 7)
+
+
+@pytest.mark.parametrize(("known", "kept"), [(63, 64), (64, 1)])
+def test_so_many_libraries_are_remembered(
+    start: Callable[..., int], tmp_path: Path, known: int, kept: int
+) -> None:
+    """As many as all jobs of a node have; then anew."""
+    library(tmp_path / "libnccl.so.2", BANNER)
+    releases = MappedReleases()
+    releases._known = {(number,): Library(frozenset(), frozenset()) for number in range(known)}
+    assert releases.of(Host(), start(tmp_path / "libnccl.so.2")) == {"2.27.7"}
+    assert len(releases._known) == kept
+
+
+@pytest.mark.parametrize(("size", "known"), [((16 << 20) - 1, True), (16 << 20, False)])
+def test_so_many_mappings(tmp_path: Path, size: int, *, known: bool) -> None:
+    """Of a process with more it is not known what it has mapped."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/maps").write_bytes(b"\n" * size)
+    with nullcontext() if known else pytest.raises(UnknownRelease, match="bytes of mappings"):
+        assert MappedReleases().of(Host(procfs=tmp_path), 7) == frozenset()
+
+
+@pytest.mark.parametrize(("count", "whole"), [(4095, True), (4096, False)])
+def test_so_many_variables(tmp_path: Path, count: int, *, whole: bool) -> None:
+    """No NCCL has thousands: a library made of names does not fill the memory."""
+    names = b"".join(b"\0NCCL_%d" % number for number in range(1000, 1000 + count))
+    library(tmp_path / "libnccl.so.2", names.ljust(2 * CHUNK, b"\0") + b"\0NCCL_LAST\0")
+    with open(tmp_path / "libnccl.so.2", "rb") as file:
+        variables = read_library(file.fileno(), "").variables
+    assert (len(variables), "NCCL_LAST" in variables) == (4096, whole)
 
 
 @pytest.mark.parametrize(("count", "known"), [(8, True), (9, False)])
