@@ -6,6 +6,7 @@ import re
 
 _PROGRESS = re.compile(
     r"\b(?:step|iter(?:ation)?|global[_ ]step|batch)\b['\"]?[\s=:#\[]{0,4}(?P<step>\d{1,9})\b"
+    r"(?!\.\d)"  # a step of Slurm's is 4711.0
     r"|\bit[\s=:#\[]{1,8}\d{1,9}/\d"
     r"|\bepochs?\b['\"]?[\s=:#\[]{0,4}\d"
     r"|\b\d+/\d+ \[\d+:\d\d|\b(?:it/s|s/it)\b|\bloss\W{1,6}-?\d",

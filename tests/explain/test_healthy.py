@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dshealthd.explain import progress
 from dshealthd.explain.patterns import load
 from dshealthd.explain.prefilter import bare
 from dshealthd.explain.recognition import Recognizer
@@ -259,6 +260,14 @@ def test_a_job_that_succeeded_had_no_failure(tmp_path: Path, end: str, outcome: 
     """What was wrong before ended nothing, however few lines came after it."""
     text = f"step 8 | loss 2.1\nValueError: shard 7 has no rows, skipped\n{end}\n"
     assert explained_text(tmp_path, text).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"), [("step 4711.0 ON n1", False), ("step 4711. Next", True)]
+)
+def test_a_step_of_slurm_is_no_progress(text: str, *, is_one: bool) -> None:
+    """Its number is the job's and the step's."""
+    assert (progress.find(text) is not None) is is_one
 
 
 def test_a_warning_after_a_good_end_is_none(tmp_path: Path) -> None:
