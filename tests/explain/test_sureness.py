@@ -1,7 +1,7 @@
 """The words for how sure an answer is promise no more than they keep.
 
-Counted on logs with a known cause: each has the formats and facts of a public thread, and a label
-that was written before `explain` first read it.
+Counted on logs with a known cause or a good end: each has formats and facts of public threads, and
+a label that was written before `explain` first read it.
 """
 
 from __future__ import annotations
