@@ -26,6 +26,7 @@ def of(words: list[str]) -> list[str]:
     (["--config.file", "/c.toml", "--no-agent"], ["--config.file", "/c.toml", "--no-agent"]),
     (["--only", "host-name", "--skip", "pcie-acs"],
      ["--only", "host-name", "--skip", "pcie-acs"]),
+    (["--only", "host-name", "--skip", "launcher"], ["--only", "host-name", "--skip", "launcher"]),
     (["--job", "--only", "launcher,host-name", "--path", "/a/../b"],
      ["--only", "host-name,path /b", "--path", "/b"]),
     (["--python", "/env/bin/python"], ["--python", "/env/bin/python"]),

@@ -75,6 +75,7 @@ XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=77, GPU has fallen off the bus."
         ("flux-job: ", ()),
         ("python3: ", ()),
         ("2026-01-05 10:00:00,123 trainer main: ", ()),
+        ("2026-01-05T10:00:00+0000 ERROR trainer: ", ()),
         ("Jan  5 10:00:00 localhost kernel: ", ()),
         ("[pod/trainer-worker-3/pytorch] ", ()),
         ("3f2a9c1b7d4e:221:310 [5] NCCL WARN ", ()),

@@ -13,6 +13,7 @@ from dshealthd.collectors.gpu import ACTIVITY, MEMORY_TOTAL, POWER, UTILIZATION
 from dshealthd.collectors.gpu import POWER_LIMIT as LIMIT
 from dshealthd.collectors.gpu_processes import RANK as GPU
 from dshealthd.collectors.job_hang import BOUND, ENDED, PHASE_SECONDS
+from dshealthd.collectors.kernel_log import EVENTS
 from dshealthd.collectors.memory import OOM_KILLS as OOM
 from dshealthd.collectors.software import INFO as VERSION
 from dshealthd.collectors.training import (
@@ -175,6 +176,23 @@ def test_memory_that_ran_out(minutes: int, explains: bool) -> None:  # noqa: FBT
         list(ends(Series([oom], past=past, now=60.0 * minute), 0.0))
     (end,) = ends(Series([oom, killed], past=past, now=60.0 * minutes), 0.0)
     assert ("OOM" in end.reason) is explains
+
+
+@pytest.mark.parametrize(
+    ("event", "how", "said"),
+    [
+        ("nccl_segfault", "crashed", "crashed in NCCL's library"),
+        ("cuda_segfault", "crashed", "crashed in CUDA's libraries"),
+        ("segfault", "crashed", "crashed (a signal"),
+        ("nccl_segfault", "failed", "ended with an error"),
+    ],
+)
+def test_where_a_rank_crashed(event: str, how: str, said: str) -> None:
+    """The kernel's log names the library; an error is none of that."""
+    past, ended = Past(), ENDED(5.0, "run-1", "0", how)
+    for count in (0.0, 1.0):
+        (end,) = ends(Series([EVENTS(count, event, ""), ended], past=past, now=60.0 * count), 0.0)
+    assert end.reason.startswith(f"rank 0 {said}")
 
 
 @pytest.mark.parametrize(("reserved", "said"), [(72e9, ""), (73e9, "held nearly all")])
