@@ -703,6 +703,19 @@ def test_configuration_of_accelerate(
     assert words in found.text
 
 
+def test_single_node_batch_script(tmp_path: Path) -> None:
+    """Torchrun without srun in a job of several nodes starts on one; the remedy mends that."""
+    file = tmp_path / "job.sh"
+    text = (
+        "#!/bin/sh\n#SBATCH -N 2\ntorchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d x.py"
+    )
+    file.write_text(text)
+    (found,) = results("launcher", asked(str(file)))
+    assert "srun is missing" in found.text
+    file.write_text(text.replace("torchrun", found.remedy.removesuffix(" ...")))
+    assert outcomes("launcher", asked(str(file))) == [OK]
+
+
 def test_files_that_a_script_runs(tmp_path: Path) -> None:
     """What a script runs is read where it is named: a script for each node, Accelerate's
     configuration, that of DeepSpeed.

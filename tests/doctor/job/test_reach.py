@@ -37,6 +37,12 @@ CASES = (
      "MASTER_ADDR, but apptainer --cleanenv does not pass it on"),
     (f"{_SET}apptainer exec --nv --cleanenv a.sif python t.py",
      f"{_SET}apptainer exec --nv a.sif python t.py", "apptainer --cleanenv does not pass them on"),
+    *(
+        (f"{before}MASTER_ADDR=a apptainer exec --nv --cleanenv a.sif python t.py",
+         "apptainer exec --nv --cleanenv a.sif env MASTER_ADDR=a python t.py",
+         "sets MASTER_ADDR, but apptainer --cleanenv does not pass it on")
+        for before in ("", "env ")
+    ),
     ("srun --export=ALL,NCCL_IB_HCA=mlx5_0,mlx5_1 python t.py",
      "srun --export=ALL,NCCL_IB_HCA=mlx5_0,PATH python t.py",
      "the tasks get NCCL_IB_HCA=mlx5_0, without mlx5_1"),

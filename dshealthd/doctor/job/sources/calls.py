@@ -28,6 +28,8 @@ class Call(NamedTuple):
     """The program that runs it, if not the shell."""
     end: str = "\n"
     """The operator that ends the command."""
+    given: Mapping[str, str] = {}
+    """Variables that are set in front of the command."""
 
     @property
     def own(self) -> list[str]:
@@ -73,7 +75,7 @@ def calls(
         for at, name in enumerate(names):
             if name in programs.CALLED and (at == 0 or names[0] in _OUTER):
                 outer = next((one for one in reversed(names[:at]) if one in _OUTER), by)
-                yield Call(name, words[at + 1 :], outer, command.end)
+                yield Call(name, words[at + 1 :], outer, command.end, command.own)
             if programs.runs_shell([name]) or (name.endswith(".sh") and not inside):
                 found = programs.text_of_shell(words[at:], command.document, read)
                 inside = (found[0] if found else "") or inside

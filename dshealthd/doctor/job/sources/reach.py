@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.doctor.job.sources import launcher_command
 from dshealthd.doctor.job.sources.shell_faults import ScriptFault
+from dshealthd.doctor.job.sources.source import training_variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -91,7 +92,8 @@ def faults(
         text = "\n".join(call.words)
         reads = set(re.findall(r"\$\{?([A-Za-z_]\w*)\b(?!:|-)", text)) & assigned.keys()
         sets = set(re.findall(r"\b([A-Za-z_]\w*)=", text))
-        lost = [one for one in (*sorted(needed), *sorted(reads)) if way and not way.passes(one)]
+        wanted = sorted({*needed, *training_variables(call.given)})
+        lost = [one for one in (*wanted, *sorted(reads)) if way and not way.passes(one)]
         lost = [one for one in dict.fromkeys(lost) if one not in sets]
         if way and lost:
             yield ScriptFault(
