@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -187,3 +190,29 @@ def test_the_configuration_knows_no_package_that_declares_a_section() -> None:
     source = Path(config.__file__).read_text(encoding="utf-8")
     assert not [name for name in registry.sections() if f"import {name}" in source]
     assert not [name for name in registry.sections() if f"dshealthd.{name}" in source]
+
+
+SELDOM = {"alertmanager", "deploy", "fleet", "lab", "nccl", "neighbors", "soak"}
+"""Folders of tests of which some run elsewhere, or seldom."""
+MISSPELT = {"intervall", "listen_adress", "prot"}
+"""Keys that these tests misspell on purpose."""
+
+
+def test_configurations_of_tests_that_run_seldom(tmp_path: Path) -> None:
+    """Options that are gone would end their agents before anything is tested."""
+    folder, found, path = Path(__file__).parent, 0, tmp_path / "c.toml"
+    for file in sorted(folder.rglob("*.py")):
+        if SELDOM.isdisjoint(file.relative_to(folder).parts):
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Constant) or not re.match(
+                r"\[[a-z_.]+\]\n", str(node.value)
+            ):
+                continue
+            with contextlib.suppress(tomllib.TOMLDecodeError):  # a part of a configuration
+                tomllib.loads(str(node.value))
+                if not any(word in str(node.value) for word in MISSPELT):
+                    path.write_text(str(node.value), encoding="utf-8")
+                    assert config.load(path), file
+                    found += 1
+    assert found

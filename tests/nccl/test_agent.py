@@ -121,7 +121,7 @@ def test_agent(version: str, make_job: Callable[..., Job], tmp_path: Path) -> No
     view = tmp_path / "view"
     flags = ("--path.procfs", str(show(view, *jobs.values())), "--path.dev", str(view))
     (view / "nvidiactl").touch()
-    with running(tmp_path, "[probe]\nenabled = false\n", flags=flags) as agent:
+    with running(tmp_path, "", flags=flags) as agent:
         train(jobs, tried, until=answered_twice(agent, jobs))
         for name, job in jobs.items():
             if (fault := tried[name].fault) is not None:

@@ -117,7 +117,7 @@ def test_half_an_hour(make_job: Callable[..., Job], tmp_path: Path) -> None:
     (view / "nvidiactl").touch()
     began, stops, lives = time.time(), [], itertools.count(1)
     with (
-        running(tmp_path, "[probe]\nenabled = false\n", flags=flags) as agent,
+        running(tmp_path, "", flags=flags) as agent,
         watched(tmp_path / "prometheus", agent) as server,
     ):
         while time.time() - began < MINUTES * 60:
