@@ -20,7 +20,7 @@ from dshealthd.explain.remarks import is_row
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dshealthd.explain.facts import Failure
+    from dshealthd.explain.facts import Failure, SourceFacts
 
 NEAR = 50
 """Lines within which two messages may be about one fault."""
@@ -87,6 +87,13 @@ class Case:
         is_passed = event.is_warning and event.layer == "program" and facts.calm > event.calm
         return is_passed or facts.progress - event.progress >= self.enough or self.ended_well(event)
 
+    def is_done(self, facts: SourceFacts) -> bool:
+        """Return whether a log's training has ended well, not only a stage of it: no more than a
+        last evaluation follows.
+        """
+        after = facts.progress - facts.finished_progress
+        return facts.finished > 0 and after < self.enough
+
     def ended_well(self, event: Event) -> bool:
         """Return whether the job ended well after a line.
 
@@ -96,7 +103,7 @@ class Case:
         if event.last_order < facts.finished:
             return True
         if is_row(event.place.quote) and (
-            facts.finished or self.identities.is_strange(named(event.place.quote).get("pod"))
+            self.is_done(facts) or self.identities.is_strange(named(event.place.quote).get("pod"))
         ):
             return True
         if facts.finished_at is None or event.time is None or not event.exact:

@@ -35,6 +35,7 @@ NCCL notice a closed connection at once."""
 BEFORE, AFTER = 900.0, 120.0
 """Seconds before and after the first failure in which a hardware fault may be its cause: a watchdog
 waits 600 s, and the kernel log is written a little later than the fault."""
+_OF_A_DEATH = 3
 _LAYERS = {
     "hardware": 1,
     "program": 2,
@@ -43,7 +44,8 @@ _LAYERS = {
     "scheduler": 6,
     "launcher": 7,
 }
-_OF_A_DEATH = 3
+"""The place of each layer in the order of causes. A process that died stands between its program
+and the communication that it broke."""
 NOTHING = 8
 """The place of what cannot be the cause."""
 
@@ -90,7 +92,7 @@ def is_telling(event: Event, case: Case) -> bool:
     """Return whether a consequence shows that something failed: not at the end of a good run."""
     facts = case.found.sources[event.origin.source]
     is_hint = event.weak or event.layer == "program"
-    if is_hint and (facts.finished or facts.alive > event.last_order):
+    if is_hint and (case.is_done(facts) or facts.alive > event.last_order):
         return False
     return not (case.is_over(event) or event.pattern.endswith(("/ended-by-launcher", "/exit")))
 

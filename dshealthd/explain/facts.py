@@ -116,6 +116,8 @@ class SourceFacts:
     """Order of the last line that shows NCCL or the training at work."""
     finished: int = 0
     """Order of the last line that says that the training has ended well."""
+    finished_progress: int = 0
+    """Lines of progress up to that line."""
     is_plain: bool = False
     """Whether the job at work is shown by lines without syslog's host and tag."""
     finished_at: Stamp | None = None

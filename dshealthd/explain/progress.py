@@ -26,6 +26,7 @@ _FINISHED = re.compile(
     r"|\bJobState=COMPLETED\b"  # scontrol
     r"|\b[Jj]ob \S{1,80} succeeded$"  # Ray, and Kubernetes' controllers
 )
+_OF_PROGRESS = ("step", "iter", "loss", "epoch", "batch")
 _OF_AN_END = ("rain", "exit", "COMPLETED", "succeeded", "reached")
 _NCCL_TRACE = re.compile(r"NCCL INFO [\w/.]{1,80}:\d+ -> \d")
 """Where an error was passed up within NCCL."""
@@ -48,5 +49,7 @@ def find(text: str) -> re.Match[str] | None:
     A search for a few words first spares most lines the expression.
     """
     low = text.lower()
-    is_likely = any(word in low for word in ("step", "it", "loss", "epoch", "batch", "["))
+    is_likely = any(word in low for word in _OF_PROGRESS) or (
+        "/" in low and ("it" in low or "[" in low)
+    )
     return _PROGRESS.search(text) if is_likely else None

@@ -45,7 +45,7 @@ def standing(case: Case, near: Event | None = None) -> list[Statement]:
             if weight < remarks.HINTS or case.ended_well(event):
                 continue
             # A warning counts only as the last that a log says, and not after a good end.
-            if weight == remarks.HINTS and (facts.calm > kept.calm or facts.finished):
+            if weight == remarks.HINTS and (facts.calm > kept.calm or case.is_done(facts)):
                 continue
             later = facts.progress - event.progress
             calm = facts.calm - kept.calm

@@ -372,6 +372,7 @@ class Reader:
         facts = self._facts
         if kind.ends:
             facts.finished = self._order
+            facts.finished_progress = facts.progress + kind.advances
         elif kind.works:
             facts.alive = self._order
         if not kind.advances:

@@ -41,7 +41,9 @@ TROUBLE, HANGS = "DshealthdStorageTrouble", "hangs"
 FULL = "DshealthdFilesystemFull"
 FREE = "filesystem_free_bytes"
 SPACE, INODES = (FREE, "filesystem_size_bytes"), ("filesystem_files_free", "filesystem_files")
-HALF_A_MINUTE = 30.0
+STALL_SECONDS = 30.0
+"""Seconds for which a path must hang: the agent gives up after 5, but a short stall of a shared
+file system must not page for each of its nodes."""
 WEEKEND = 3
 """Days at the rate of the last one in which a ticket must have an answer: nobody reads it on
 two."""
@@ -56,8 +58,6 @@ def paths(series: Series, _wall: float) -> Iterator[Sign]:
         if value != 1 or reason in NO_SPACE:
             continue
         setting, hangs = reason in SETTINGS, reason in HUNG
-        # The agent gives up after 5 s: a short stall of a shared file system must not page for
-        # each of its nodes.
         yield Sign(
             "DshealthdPathFailing",
             HANGS if hangs else f"fails ({reason.replace('_', ' ')})",
@@ -65,7 +65,7 @@ def paths(series: Series, _wall: float) -> Iterator[Sign]:
             source="path_failing",
             mild=setting,
             apart=HANGS if hangs else "",
-            hold=HALF_A_MINUTE if hangs else MINUTES_5 if setting else None,
+            hold=STALL_SECONDS if hangs else MINUTES_5 if setting else None,
             keep=RECENT if hangs else None,
         )
     name = "path_write_seconds"

@@ -273,7 +273,13 @@ def test_a_step_of_slurm_is_no_progress(text: str, *, is_one: bool) -> None:
 def test_a_warning_after_a_good_end_is_none(tmp_path: Path) -> None:
     """Of processes that stop in some order."""
     late = "[rank3]:[W502 02:40:00.1 CudaIPCTypes.cpp:16] Producer process has been terminated"
-    for end, outcome in (("training finished", "nothing"), ("goodbye", "undecided")):
+    ends = {
+        "training finished": "nothing",
+        "goodbye": "undecided",
+        "training finished\nvalidation loss: 2.0": "nothing",
+        "training finished" + 10 * "\nstep 9 | loss 2.0": "undecided",  # of a stage
+    }
+    for end, outcome in ends.items():
         assert explained_text(tmp_path, f"step 8 | loss 2.1\n{end}\n{late}\n").outcome == outcome
 
 
