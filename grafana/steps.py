@@ -120,17 +120,16 @@ def health() -> list[dashboard.Panel]:
     return [
         rows(
             "Ranks with NaN or infinite loss",
-            f"""Ranks whose last known loss is NaN or infinite, and the number of such losses: at
-            most {ROWS}.""",
+            f"""Ranks whose last known loss is NaN or infinite, and since which step: the {ROWS}
+            that lost it first.""",
             [
                 JOB_COLUMN,
                 NODE_COLUMN,
                 Column("Rank", "rank", width=60),
                 Column(
-                    "Losses",
-                    expr=f"""topk({ROWS}, max by ({RANK})
-                    (dshealthd_job_nonfinite_losses_total{{@jobs}}) and on ({RANK})
-                    dshealthd_job_loss_finite{{@jobs}} == 0)""",
+                    "Since step",
+                    expr=f"""bottomk({ROWS}, max by ({RANK})
+                    (dshealthd_job_nonfinite_loss_step{{@jobs}}))""",
                     steps=((1, RED),),
                 ),
             ],

@@ -86,7 +86,7 @@ SHOWN = 15
 NOW, WALL = 5000.0, 1_800_000_000.0
 WELL = Message(
     step=100, sent=NOW, last_seconds=1.0, mean_seconds=1.0, input_seconds=0.1,
-    skipped=1, loss_finite=True, nonfinite=0, loss_scale=65536.0, gradient_norm=1.0,
+    skipped=1, loss_finite=True, finite_step=1, loss_scale=65536.0, gradient_norm=1.0,
     memory=DeviceMemory(1 << 30, 1 << 31, 1 << 31), communication_seconds=5.0, wait_seconds=0.2,
     work_seconds=0.8, pipeline_stage=0, forward_pass=1, forward_passes=2,
     totals=Totals(100, 100, 80.0, 20.0),

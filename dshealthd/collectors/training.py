@@ -121,9 +121,14 @@ LOSS_FINITE = gauge(
     "1 if the rank's last known loss is finite, 0 if it is NaN or infinite.",
     *_RANK,
 )
-NONFINITE = counter(
-    "dshealthd_job_nonfinite_losses_total",
-    "NaN or infinite losses seen on this rank.",
+FINITE_STEP = gauge(
+    "dshealthd_job_finite_loss_step",
+    "Last step of the rank whose loss is known to be finite; 0 if none is.",
+    *_RANK,
+)
+NONFINITE_STEP = gauge(
+    "dshealthd_job_nonfinite_loss_step",
+    "First step since then whose loss is known to be NaN or infinite; only while the last one is.",
     *_RANK,
 )
 SKIPPED = counter(
@@ -224,7 +229,9 @@ def samples(message: Message, heard: float, job: str, rank: str) -> Iterator[Sam
         yield STAGE(1, job, rank, StepStage(message.stage).name.lower())
     if message.loss_finite is not None:
         yield LOSS_FINITE(float(message.loss_finite), job, rank)
-        yield NONFINITE(message.nonfinite, job, rank)
+        yield FINITE_STEP(message.finite_step, job, rank)
+        if not message.loss_finite:
+            yield NONFINITE_STEP(message.nonfinite_step, job, rank)
     for metric, value in (
         (STEP_SECONDS, message.mean_seconds),
         (INPUT_SECONDS, message.input_seconds),

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from dshealthd.findings.series import Series
     from dshealthd.jobs.hangs.judge import Standstill
 
-SINCE = gauge(
-    "dshealthd_job_nonfinite_since", "Step after which losses are NaN.", "training_job", "rank"
-)
 NORM = gauge("dshealthd_job_median_gradient_norm", "Median of the ranks' norms.", "training_job")
 """Derived here, for their past; not exported."""
 SEGFAULTS = {"nccl_segfault": "NCCL's library", "cuda_segfault": "CUDA's libraries"}
@@ -35,8 +32,6 @@ SETTLED_STEPS = 100
 """Steps in which the loss scale finds its place."""
 BEFORE_END = 900.0
 """Seconds within which memory that ran out explains the end of a rank."""
-STANDS_SECONDS = 120.0
-"""Seconds for which the step at which a rank's loss was lost must stand: some steps of any job."""
 NORM_SECONDS = 900.0
 """Seconds for which the gradient norm must stay high: it spikes in healthy training, too."""
 AT_ONCE = 1.0
@@ -175,30 +170,19 @@ def _first(ended: Sequence[tuple[float, Mapping[str, str]]]) -> tuple[float, Map
 
 
 def losses(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings about jobs with ranks whose last loss was NaN or infinite."""
+    """Yield findings about jobs with ranks whose last loss was NaN or infinite: about those which
+    lost it while another still had a finite one, or else about all.
+    """
     lost: dict[str, dict[str, float]] = {}
-    for labels, finite in series("job_loss_finite"):
-        if finite == 0:
-            job, rank = _rank(labels)
-            steps = series.value("job_step", **labels)
-            count = series.value("job_nonfinite_losses_total", **labels)
-            began = math.nan if steps is None or count is None else steps - count
-            lost.setdefault(job, {})[rank] = began
-    series.add([SINCE(at, job, rank) for job, ranks in lost.items() for rank, at in ranks.items()])
-    # It moves if not every step reports its loss; then it says nothing.
-    name = short_name(SINCE)
-    lowest, highest = (
-        keyed(measure(name, STANDS_SECONDS), "training_job", "rank")
-        for measure in (series.lowest, series.highest)
-    )
+    for labels, step in series("job_nonfinite_loss_step"):
+        job, rank = _rank(labels)
+        lost.setdefault(job, {})[rank] = step
+    last_finite = by(series("job_finite_loss_step"), "training_job", max)
     for job, ranks in lost.items():
-        known = all(
-            (job, rank) in lowest and lowest[job, rank] == highest[job, rank] for rank in ranks
-        )
-        first = min(ranks.values()) if known else None
-        named = [rank for rank in ranks if not known or ranks[rank] == first]
-        alert, ranks_lost = "DshealthdLossNotFinite", ranks_named(named)
-        yield Sign(alert, ranks_lost, job=job, value=first, source="job_step")
+        first = [rank for rank, step in ranks.items() if step <= last_finite.get(job, 0.0)]
+        alert, named = "DshealthdLossNotFinite", ranks_named(first or ranks)
+        begun = min(ranks.values())
+        yield Sign(alert, named, job=job, value=begun, source="job_nonfinite_loss_step")
 
 
 def gradients(series: Series, _wall: float) -> Iterator[Sign]:
@@ -209,7 +193,7 @@ def gradients(series: Series, _wall: float) -> Iterator[Sign]:
     series.add(NORM(norm, job) for job, norm in norms.items())
     limit, name = "gradient_norm_ratio", short_name(NORM)
     least = by(series.lowest(name, NORM_SECONDS, full=True), "training_job")
-    lost = {labels["training_job"] for labels, value in series("job_loss_finite") if not value}
+    lost = {labels["training_job"] for labels, _ in series("job_nonfinite_loss_step")}
     for labels, usual in series.usual(name, HOUR, series.limit(limit)):
         job = labels["training_job"]
         if usual > 0 and least.get(job, 0.0) > series.limit(limit) * usual and job not in lost:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import logging
+import math
 import operator
 import os
 import signal
@@ -148,8 +149,8 @@ class Heartbeat(Position):
         self._step_timer = StepTimer()
         self._counted = 0
         """Steps up to the last measured one."""
-        self._nonfinite = 0
         self._finite: bool | None = None
+        self._finite_step = self._nonfinite_step = 0
         self._last: float | None = None
         self._mean = Average()
         self._paused = 0.0
@@ -393,7 +394,7 @@ class Heartbeat(Position):
         Only whether it is finite reaches the agent, and only of steps that are measured.
         """
         if self.measures:
-            self._loss.offer(loss, monotonic())
+            self._loss.offer(loss, monotonic(), self.steps + 1)
 
     @never_raise
     def gradient_norm(self, norm: Any) -> None:
@@ -574,9 +575,11 @@ class Heartbeat(Position):
         now = self.move(self.stage)
         loss = self._loss.poll()
         if loss is not None:
-            # NaN and infinities minus themselves are NaN.
-            self._finite = loss - loss == 0.0
-            self._nonfinite += not self._finite
+            was, self._finite = self._finite, math.isfinite(loss)
+            if self._finite:
+                self._finite_step = self._loss.step
+            elif was is not False:
+                self._nonfinite_step = self._loss.step
         if now >= self._due:
             self._due = now + SLOW_INTERVAL
             self._memory = _memory()
@@ -592,7 +595,8 @@ class Heartbeat(Position):
             input_seconds=self._step_timer.input.value,
             skipped=self.skipped,
             loss_finite=self._finite,
-            nonfinite=self._nonfinite,
+            finite_step=self._finite_step,
+            nonfinite_step=self._nonfinite_step,
             loss_scale=self.loss_scale,
             gradient_norm=self._norm.value,
             memory=self._memory,

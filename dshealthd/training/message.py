@@ -28,7 +28,7 @@ from binascii import crc32
 from typing import NamedTuple
 
 MAGIC = b"dshb"
-VERSION = 4
+VERSION = 5
 """Of the layout below. A later one adds to its end and is read as far as this; earlier ones, which
 trainings from an older checkout write, had their fields elsewhere and are no heartbeats.
 """
@@ -83,7 +83,7 @@ MAX_FLOAT32 = 3.5e38
 
 _HEADER = struct.Struct("<4sBxHI")
 """Magic, version, length, and the checksum of everything after the header."""
-_BODY = struct.Struct("<BxxxIQQQddddddddQQQddHH4xQQdd")
+_BODY = struct.Struct("<BxxxIQQQQddddddddQQQddHH4xQQdd")
 SIZE = _HEADER.size + _BODY.size
 (
     _STEP_SECONDS, _SKIPPED, _LOSS, _LOSS_FINITE, _LOSS_SCALE, _GRADIENT_NORM, _MEMORY,
@@ -163,8 +163,10 @@ class Message(NamedTuple):
     skipped: int | None = None
     """Steps so far that were skipped because of an overflow."""
     loss_finite: bool | None = None
-    nonfinite: int = 0
-    """Losses so far that were not finite; known if `loss_finite` is."""
+    finite_step: int = 0
+    """The last step whose loss is known to be finite; 0 if none is."""
+    nonfinite_step: int = 0
+    """The first after it whose loss is known not to be; holds if `loss_finite` is False."""
     loss_scale: float | None = None
     gradient_norm: float | None = None
     memory: DeviceMemory | None = None
@@ -198,9 +200,9 @@ def encode(message: Message) -> bytes:
     if a count is out of range.
     """
     (
-        step, sent, phase, _stage, last, mean, inputs, skipped, finite, nonfinite, scale,
-        norm, memory, communication, wait, work, source, pipeline_stage, _forward_pass,
-        forward_passes, totals, evaluation, _collective, _thread, _timeout,
+        step, sent, phase, _stage, last, mean, inputs, skipped, finite, finite_step,
+        nonfinite_step, scale, norm, memory, communication, wait, work, source, pipeline_stage,
+        _forward_pass, forward_passes, totals, evaluation, _collective, _thread, _timeout,
     ) = message  # fmt: skip
     known = _LOSS_FINITE if finite else 0
     if work is not None and source:
@@ -215,10 +217,10 @@ def encode(message: Message) -> bytes:
             known |= bit
     allocated, reserved, peak = memory or (0, 0, 0)
     body = _BODY.pack(
-        phase, known, step, skipped or 0, nonfinite, sent, last or 0.0, mean or 0.0,
-        inputs or 0.0, evaluation or 0.0, scale or 0.0, norm or 0.0, communication or 0.0,
-        allocated, reserved, peak, wait or 0.0, work or 0.0, pipeline_stage or 0,
-        min(forward_passes, MAX_PASSES), *(totals or (0, 0, 0.0, 0.0)),
+        phase, known, step, skipped or 0, finite_step, nonfinite_step, sent, last or 0.0,
+        mean or 0.0, inputs or 0.0, evaluation or 0.0, scale or 0.0, norm or 0.0,
+        communication or 0.0, allocated, reserved, peak, wait or 0.0, work or 0.0,
+        pipeline_stage or 0, min(forward_passes, MAX_PASSES), *(totals or (0, 0, 0.0, 0.0)),
     )  # fmt: skip
     return _HEADER.pack(MAGIC, VERSION, SIZE, crc32(body)) + body
 
@@ -241,11 +243,12 @@ def decode(data: bytes) -> Message:
         message = "wrong checksum"
         raise ValueError(message)
     (
-        phase, known, step, skipped, nonfinite, sent, last, mean, inputs, evaluation, scale, norm,
-        communication, allocated, reserved, peak, wait, work, pipeline_stage, forward_passes, *sums,
+        phase, known, step, skipped, finite_step, nonfinite_step, sent, last, mean, inputs,
+        evaluation, scale, norm, communication, allocated, reserved, peak, wait, work,
+        pipeline_stage, forward_passes, *sums,
     ) = _BODY.unpack_from(body)  # fmt: skip
     memory, totals = DeviceMemory(allocated, reserved, peak), Totals(*sums)
-    if max(step, skipped, nonfinite) > MAX_COUNT or sent > MAX_TOTAL:
+    if max(step, skipped, finite_step, nonfinite_step) > MAX_COUNT or sent > MAX_TOTAL:
         message = f"a count exceeds {MAX_COUNT}, or the time {sent} s is none since a boot"
         raise ValueError(message)
     for name, value in (
@@ -288,7 +291,8 @@ def decode(data: bytes) -> Message:
         input_seconds=inputs if known & _INPUT else None,
         skipped=skipped if known & _SKIPPED else None,
         loss_finite=bool(known & _LOSS_FINITE) if known & _LOSS else None,
-        nonfinite=nonfinite,
+        finite_step=finite_step,
+        nonfinite_step=nonfinite_step,
         loss_scale=scale if known & _LOSS_SCALE else None,
         gradient_norm=norm if known & _GRADIENT_NORM else None,
         memory=memory if known & _MEMORY else None,

@@ -21,40 +21,43 @@ class Readback:
 
     def __init__(self) -> None:
         self.value: float | None = None
+        self.step = 0
+        """The step at which the value was offered."""
         self.fresh = False
         """Whether a value has arrived since the last `take`."""
         self._host: Any = None
         self._event: Any = None
         self._pending = False
+        self._copied_at = 0
         self._due = 0.0
 
-    def offer(self, scalar: Any, now: float) -> None:
+    def offer(self, scalar: Any, now: float, step: int = 0) -> None:
         """Begin to read back a number or one-element tensor, without waiting for its device.
 
-        `now` is monotonic time in seconds.
+        `now` is monotonic time in seconds, `step` the job's step.
         """
         if isinstance(scalar, (int, float)):
-            self.value, self.fresh = float(scalar), True
+            self.value, self.step, self.fresh = float(scalar), step, True
             return
         device = getattr(scalar, "device", None)
         if device is None or scalar.numel() != 1:
             return
         if device.type == "cpu":
-            self.value, self.fresh = float(scalar.detach()), True
+            self.value, self.step, self.fresh = float(scalar.detach()), step, True
         elif device.type == "cuda" and now >= self._due:
-            self._copy(scalar, now)
+            self._copy(scalar, now, step)
 
     def poll(self) -> float | None:
         """Return a value that was read back since the last call; None if none has arrived."""
         if self._pending and self._event.query():
             self._pending = False
-            self.value, self.fresh = float(self._host[0]), True
+            self.value, self.step, self.fresh = float(self._host[0]), self._copied_at, True
         if not self.fresh:
             return None
         self.fresh = False
         return self.value
 
-    def _copy(self, scalar: Any, now: float) -> None:
+    def _copy(self, scalar: Any, now: float, step: int) -> None:
         torch = sys.modules["torch"]
         if self._pending or torch.cuda.is_current_stream_capturing():
             return
@@ -64,4 +67,4 @@ class Readback:
         # Converted on the device: a copy that converts goes through pageable memory.
         self._host.copy_(scalar.detach().reshape(1).to(torch.float32), non_blocking=True)
         self._event.record(torch.cuda.current_stream(scalar.device))
-        self._pending, self._due = True, now + INTERVAL
+        self._pending, self._copied_at, self._due = True, step, now + INTERVAL

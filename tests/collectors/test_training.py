@@ -35,7 +35,7 @@ def test_everything_that_a_message_says() -> None:
     message = Message(
         step=12, sent=0.0, phase=Phase.EVALUATION, stage=StepStage.INPUT, last_seconds=0.5,
         mean_seconds=0.25, input_seconds=0.125, skipped=3,
-        loss_finite=False, nonfinite=4, loss_scale=65536.0, gradient_norm=1.5,
+        loss_finite=False, finite_step=9, nonfinite_step=11, loss_scale=65536.0, gradient_norm=1.5,
         memory=DeviceMemory(1, 2, 3), communication_seconds=6.0, wait_seconds=0.1,
         work_seconds=0.15, wait_source=WaitSource.DEVICE, pipeline_stage=2,
     )  # fmt: skip
@@ -50,7 +50,8 @@ def test_everything_that_a_message_says() -> None:
         ("stage", "input"): 1,
         ("input_seconds",): 0.125,
         ("loss_finite",): 0,
-        ("nonfinite_losses_total",): 4,
+        ("finite_loss_step",): 9,
+        ("nonfinite_loss_step",): 11,
         ("step_seconds",): 0.25,
         ("skipped_steps_total",): 3,
         ("loss_scale",): 65536,

@@ -17,16 +17,16 @@ from dshealthd.collectors.kernel_log import EVENTS
 from dshealthd.collectors.memory import OOM_KILLS as OOM
 from dshealthd.collectors.software import INFO as VERSION
 from dshealthd.collectors.training import (
+    FINITE_STEP,
     HEARD,
     INFO,
     INPUT_SECONDS,
     MEMORY,
-    NONFINITE,
+    NONFINITE_STEP,
     PHASE,
     STEP,
     STEP_SECONDS,
 )
-from dshealthd.collectors.training import LOSS_FINITE as FINITE
 from dshealthd.findings.jobs import ends, hangs, losses
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.overview import overview
@@ -205,25 +205,16 @@ def test_memory_of_the_largest_gpu(reserved: float, said: str) -> None:
     assert bool(said) is ("memory" in end.reason)
 
 
-@pytest.mark.parametrize(("seconds", "named"), [(110, "ranks 0, 1"), (130, "rank 0")])
-def test_the_rank_whose_loss_was_lost_first(seconds: int, named: str) -> None:
-    """It is named once the steps at which losses were lost have stood for two minutes: they move
-    where not every step tells its loss.
-    """
-    past, lost = Past(), []
-    for at in range(-10, seconds, 4):
-        counts = (("0", 90), ("1", 80 if at < 0 else 79))
-        samples = [
-            sample
-            for rank, count in counts
-            for sample in (
-                FINITE(0.0, "run-1", rank),
-                STEP(100, "run-1", rank),
-                NONFINITE(count, "run-1", rank),
-            )
-        ]
-        lost = list(losses(Series(samples, past=past, now=float(at)), 0.0))
-    assert [sign.reason for sign in lost] == [named]
+@pytest.mark.parametrize(
+    ("finite", "named"), [(60, "rank 1"), (59, "ranks 0, 1"), (None, "ranks 0, 1")]
+)
+def test_the_rank_whose_loss_was_lost_first(finite: float | None, named: str) -> None:
+    """It is named if another still had a finite loss at the step, by what was seen of that one."""
+    samples = [NONFINITE_STEP(60, "run-1", "1"), NONFINITE_STEP(61, "run-1", "0")]
+    if finite is not None:
+        samples += [FINITE_STEP(58, "run-1", "1"), FINITE_STEP(finite, "run-1", "0")]
+    (sign,) = losses(Series(samples, past=Past(), now=0.0), 0.0)
+    assert (sign.reason, sign.value) == (named, 60)
 
 
 def test_the_rank_that_waits_longest_for_its_input() -> None:

@@ -197,11 +197,13 @@ def test_seconds_in_phases(monkeypatch: pytest.MonkeyPatch, heartbeat: Heartbeat
     [(1.5, True), (math.nan, False), (math.inf, False), (-math.inf, False), (0, True)],
 )
 def test_loss(agents_end: AgentsEnd, heartbeat: Heartbeat, loss: float, *, finite: bool) -> None:
-    """NaN and infinite losses are counted, and the last one is told."""
-    heartbeat.loss(loss)
-    heartbeat.step()
+    """Whether the last one is finite is told, since which step, and when one last was."""
+    for one in (1.0, math.nan, 1.0, loss, loss):
+        heartbeat.loss(one)
+        heartbeat.step()
     message = agents_end.message()
-    assert (message.loss_finite, message.nonfinite) == (finite, 0 if finite else 1)
+    assert message.loss_finite is finite
+    assert (message.finite_step, message.nonfinite_step) == ((5, 2) if finite else (3, 4))
 
 
 def test_agent_that_comes_late(agents_end: AgentsEnd, heartbeat: Heartbeat) -> None:

@@ -86,15 +86,15 @@ def test_loss_and_norm(agents_end: AgentsEnd, trial: Trial) -> None:
         heartbeat.gradient_norm(torch.nn.utils.clip_grad_norm_(trial.model.parameters(), 1.0))
         trial.step()
         first = agents_end.message()
-        assert (first.loss_finite, first.nonfinite, first.gradient_norm) == (True, 0, 0.0)
+        assert (first.loss_finite, first.finite_step, first.gradient_norm) == (True, 1, 0.0)
         heartbeat.loss(torch.tensor([math.nan], dtype=torch.bfloat16))
         trial.step()
         second = agents_end.message()
-        assert (second.loss_finite, second.nonfinite) == (False, 1)
+        assert (second.loss_finite, second.finite_step, second.nonfinite_step) == (False, 1, 2)
         heartbeat.loss(torch.zeros(3))  # no scalar: left unread
         trial.step()
         third = agents_end.message()
-        assert (third.step, third.loss_finite, third.nonfinite) == (3, False, 1)
+        assert (third.step, third.loss_finite, third.nonfinite_step) == (3, False, 2)
 
 
 def test_scaler(agents_end: AgentsEnd, trial: Trial) -> None:
@@ -217,6 +217,6 @@ def test_losses_of_an_unchanged_program(
     (next(trial.model.parameters()).sum() * float("nan")).backward()
     trial.optimizer.step()
     assert agents_end.message().loss_finite is False
-    assert agents_end.message().nonfinite == 1
+    assert agents_end.message().nonfinite_step == 3
     unchanged.close()
     assert torch.Tensor.backward is backward

@@ -57,13 +57,13 @@ def test_default_device_is_the_programs(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("torch.empty", empty)  # pinned memory needs a GPU
     readback = Readback()
     with torch.device("meta"):
-        readback._copy(loss, 1.0)
+        readback._copy(loss, 1.0, 7)
     assert made[0].device.type == "cpu"
-    assert readback.poll() == 2.5
+    assert (readback.poll(), readback.step) == (2.5, 7)
     # The next copy is a tenth of a second later.
     other: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"), numel=lambda: 1)
     readback.offer(other, 1.09)
     assert readback.poll() is None
     other.detach = loss.new_tensor(3.5).detach
-    readback.offer(other, 1.1)
-    assert readback.poll() == 3.5
+    readback.offer(other, 1.1, 9)
+    assert (readback.poll(), readback.step) == (3.5, 9)
