@@ -17,8 +17,8 @@ DIRECTORY = "MISHAPS"
 """The variable that names the directory of these files."""
 PAUSE = 0.05
 SLOWER = 0.5
-"""Share by which a rank is slower: more than docs/jobs.md promises to name among even ranks (0.3), as
-two dozen processes on two cores are not even.
+"""Share by which a rank is slower: more than what docs/jobs.md promises to name among even ranks,
+0.3, as two dozen processes on two cores are not even.
 """
 CHUNK = 16 << 20
 """Bytes that leak with each batch."""
