@@ -6,7 +6,8 @@ case ${1:-install} in
 install)
     mkdir -p /etc/dshealthd
     [ -e /etc/dshealthd/dshealthd.toml ] || cp dshealthd.toml /etc/dshealthd/
-    exec ./postinst.sh 1
+    ./postinst.sh 1
+    [ ! -d /run/systemd/system ] || systemctl enable --now dshealthd # whatever the preset says
     ;;
 remove | purge)
     ./prerm.sh remove

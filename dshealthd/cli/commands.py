@@ -93,7 +93,7 @@ def main(words: list[str]) -> int:
         return exit_usage
 
 
-@_command("dshealthd run --config.file /etc/dshealthd/dshealthd.toml")
+@_command("dshealthd run --config.file FILE")
 def run(given: Invocation) -> int:
     """Run the agent until SIGTERM or SIGINT."""
     _import_aiohttp()
@@ -255,7 +255,7 @@ def evidence(given: Invocation, **own: Any) -> int:
     return command(given.config, _access(own), **own)
 
 
-@_command("dshealthd check-config --config.file /etc/dshealthd/dshealthd.toml")
+@_command("dshealthd check-config")
 def check_config(given: Invocation) -> int:
     """Check the configuration and the web config file, and list every error with its key.
 

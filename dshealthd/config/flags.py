@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import os
 import types
 import typing
 from pathlib import Path
@@ -21,6 +22,8 @@ from dshealthd.core.text import printable
 if typing.TYPE_CHECKING:
     from collections.abc import Sequence
 
+INSTALLED = Path("/etc/dshealthd/dshealthd.toml")
+"""The file that the packages' service reads, and so each command on a node unless told another."""
 EXIT_USAGE = 2
 EXIT_UNKNOWN = 3
 """Exit status for bad usage where 2 means critical: nothing was queried."""
@@ -80,7 +83,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         dest="config_file",
         type=Path,
         metavar="FILE",
-        help="TOML file; see docs/dshealthd.toml for all options (default: none)",
+        default=INSTALLED if os.access(INSTALLED, os.R_OK) else None,
+        help="TOML file; see docs/dshealthd.toml for all options (default: "
+        f"{INSTALLED}, if it can be read)",
     )
     for section, schema in SECTIONS.items():
         summary = " ".join((inspect.getdoc(schema) or "").split("\n\n")[0].split())

@@ -239,7 +239,7 @@ def _of_nodes(checks: Sequence[Check[Any]]) -> list[Check[Any]]:
 
 def _passed_on(options: argparse.Namespace, checks: Sequence[Check[Any]]) -> list[str]:
     passed = []
-    if options.config_file is not None:
+    if options.config_file not in {None, flags.INSTALLED}:  # each node reads its own
         passed += ["--config.file", str(options.config_file)]
     if options.only:  # without the checks of the job, which is checked from here
         names = [check.name for check in _of_nodes(checks)]

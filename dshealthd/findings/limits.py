@@ -39,7 +39,7 @@ class Limits:
         "The kubelet evicts pods at this share.",
     )
     filesystem_free_bytes: Bytes = option(
-        Bytes(100 * 10**9),
+        Bytes(92 << 30),
         "Free space above which a file system is not full, whatever its share: a checkpoint of a "
         "model with 7 billion parameters takes 98 GB, 14 bytes each.",
         minimum=0,

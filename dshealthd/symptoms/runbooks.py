@@ -130,8 +130,9 @@ def _told(entry: Alert | FindingType) -> str:
     """Return whom an alert reaches, in words."""
     if not isinstance(entry, FindingType):
         return _SEVERITIES[entry.severity] + (" or ticket" if entry.ticket else "")
-    later = f"ticket; page after {entry.page_after}" if entry.page_after else ""
-    return later or _PAGES[entry.page]
+    if entry.page_after:
+        return f"page if certain; otherwise a ticket, and a page after {entry.page_after}"
+    return _PAGES[entry.page]
 
 
 def _section(name: str, symptom: Symptom) -> Iterator[str]:
