@@ -23,7 +23,7 @@ SAYS = [
     ("cuda-oom", r"`max_split_size_mb` was the remedy .* before expandable segments"),
     ("nccl-all-reduce-failed", r"Xid 64\W.*\breset"),
     ("bad-link", r"req_rnr_retries_exceeded"),
-    ("time-wait", r"reserve them first.*ip_local_reserved_ports=\S*10250,28028\S*30000-32767"),
+    ("time-wait", r"Reserve them first.*ip_local_reserved_ports=\S*10250,28028\S*30000-32767"),
     ("nvml-broken", r"nv-hostengine.*rmmod nvidia_peermem"),
     ("bad-link", r"2\.30 can fail over to another port"),
     ("disk-full", r"lfs quota"),
