@@ -149,9 +149,9 @@ class Series:
         """Yield the highest values within the last `seconds`, also of series that are gone."""
         return self._over_time(Measure.HIGHEST, name, seconds, labels, full=full)
 
-    def lately(self, name: str, seconds: float) -> Iterator[Point]:
+    def lately(self, name: str, seconds: float, **labels: Wanted) -> Iterator[Point]:
         """Yield what `highest` does, and without a past the series of this moment."""
-        yield from list(self.highest(name, seconds)) or self(name)
+        yield from list(self.highest(name, seconds, **labels)) or self(name, **labels)
 
     def peak(self, name: str, seconds: float, **labels: Wanted) -> Iterator[Point]:
         """Yield the highest values that series ever had, until they are absent for `seconds`.
