@@ -209,10 +209,12 @@ def _continued(episode: Episode, sign: Finding) -> Finding:
     A lost GPU ends its job within seconds, and remains what ended it.
     """
     before = episode.finding
+    # Its labels stay once it is one, or the alert of one fault would end and begin anew. That of
+    # another severity is another alert.
+    settled = episode.opened and before.severity is sign.severity
     return dataclasses.replace(
         sign,
-        # Its labels stay once it is one, or the alert of one fault would end and begin anew.
-        reason=before.reason if episode.opened else sign.reason,
+        reason=before.reason if settled else sign.reason,
         since=before.since if sign.since is None else sign.since,
         # What was certain once needs no hold afterwards.
         hold_seconds=min(before.hold_seconds, sign.hold_seconds),

@@ -209,3 +209,17 @@ def test_reason_is_settled_when_the_finding_begins(episodes: Episodes) -> None:
         episodes.update([sign(reason=reason)], now, 1000 + now)
     episodes.update([sign(reason="killed")], 11.0, 1011.0)
     assert [one.reason for one in episodes.verdict().findings] == ["out of memory"]
+
+
+def test_another_severity_has_a_reason_of_its_own(episodes: Episodes) -> None:
+    """A page says why it is one, and not why there was a ticket before."""
+    for now, reason, severity in (
+        (0.0, "not found", State.WARNING),
+        (10.0, "malformed", State.WARNING),
+        (15.0, "I/O error", State.CRITICAL),
+        (20.0, "read-only", State.CRITICAL),
+    ):
+        episodes.update([sign(hold=0.0, reason=reason, severity=severity)], now, 1000 + now)
+        (finding,) = episodes.verdict().findings
+        assert finding.severity is severity
+        assert finding.reason == ("not found" if severity is State.WARNING else "I/O error")
