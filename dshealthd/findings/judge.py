@@ -351,7 +351,7 @@ class Judge:
         known = catalogue().__contains__
         self._episodes.restore(document["findings"], clock, now, known, booted=booted)
         self._past, self._gpus, self._idleness = past, gpus, jobs
-        self._crashed = not document["stopped"]
+        self._crashed = not document["stopped"] and not booted
 
     def _save(self, now: float, wall: float) -> None:
         self._saved = now

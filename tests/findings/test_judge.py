@@ -459,14 +459,21 @@ async def test_an_adapter_that_failed_before_a_boot(
     await later.judge.close()
 
 
-@pytest.mark.parametrize("end", ["stopped", "defect", "killed"])
-async def test_only_crashes_are_a_crash_loop(end: str, tmp_path: Path) -> None:
-    """Three ends by a signal, as a rollout causes, are none; three by a defect or by SIGKILL are.
+@pytest.mark.parametrize("end", ["stopped", "defect", "killed", "powered off"])
+async def test_only_crashes_are_a_crash_loop(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three ends by a signal, as a rollout causes, are none, nor are three of a node that goes down
+    with its agent; three by a defect or by SIGKILL are.
 
     An agent that is killed right after its start, before anything is due to be saved, counts too.
     """
     now = 1000.0
-    for _ in range(4):
+    for number in range(4):
+        if end == "powered off":
+            for module in (judge, attempts):
+                boot = f"boot-{number}"
+                monkeypatch.setattr(module, "current_boot", lambda boot=boot: (boot, 5.0))
         node = Node(tmp_path)
         node.now = now
         await node.judge.apply(loaded("", tmp_path))
@@ -480,7 +487,9 @@ async def test_only_crashes_are_a_crash_loop(end: str, tmp_path: Path) -> None:
         if end == "killed":
             (tmp_path / "findings.json").write_bytes(kept)
         now += 100
-    assert node.found() == ([] if end == "stopped" else ["AgentTrouble"])
+    crashed = end in {"defect", "killed"}
+    assert node.found() == (["AgentTrouble"] if crashed else [])
+    assert ('"crash"' in node.judge.history().decode()) == crashed
 
 
 async def test_a_request_before_the_start_costs_no_past(tmp_path: Path) -> None:
