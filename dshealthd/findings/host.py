@@ -234,6 +234,7 @@ def errors(series: Series, _wall: float) -> Iterator[Sign]:
             at_least=at_least,
             seconds=seconds,
             reason=reason,
+            together=True,
             apart=events[0],
         )
         signs = list(lines)  # asked for each time, because the past is kept of what is asked for
