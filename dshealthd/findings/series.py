@@ -151,7 +151,8 @@ class Series:
 
     def lately(self, name: str, seconds: float, **labels: Wanted) -> Iterator[Point]:
         """Yield what `highest` does, and without a past the series of this moment."""
-        yield from list(self.highest(name, seconds, **labels)) or self(name, **labels)
+        past = self._over_time(Measure.HIGHEST, name, seconds, labels, full=False)
+        yield from list(past) or self(name, **labels)
 
     def peak(self, name: str, seconds: float, **labels: Wanted) -> Iterator[Point]:
         """Yield the highest values that series ever had, until they are absent for `seconds`.
