@@ -113,7 +113,7 @@ PROBLEMS = gauge(
 FINGERPRINT = gauge(
     "dshealthd_job_setting_fingerprint",
     "48-bit digest of an NCCL setting that must be the same on all ranks, over the run's ranks "
-    "on this node; absent if no rank sets it.",
+    "on this node; absent if no rank sets it, or a rank's settings cannot be read.",
     *("training_job", "run", "variable"),
 )
 DECLINED = gauge(
@@ -327,15 +327,19 @@ class JobEnvironment(Collector):
                         continue
                     for finding in problems.interface(text, interfaces, many_nodes=run.many_nodes):
                         ranks[finding].add(rank)
-        settings = {rank: self._of(members[0]).settings for rank, members in run.ranks.items()}
+        first = {rank: self._of(members[0]) for rank, members in run.ranks.items()}
+        settings = {rank: told.settings for rank, told in first.items() if told.fault is None}
         for rank, finding in problems.differing(settings):
             ranks[finding].add(rank)
         for (variable, problem), those in sorted(ranks.items())[:MAX_PROBLEMS]:
             yield PROBLEMS(len(those), run.job, run.name, str(min(those)), variable, problem)
 
     def _fingerprints(self, run: Run) -> Iterator[Sample]:
+        told = [self._of(process) for process in run.processes]
+        if any(one.fault is not None for one in told):
+            return  # it may be set where that cannot be read
         for variable in NCCL_COMMON:
-            found = {self._of(process).settings.get(variable) for process in run.processes}
+            found = {one.settings.get(variable) for one in told}
             if found != {None}:
                 yield FINGERPRINT(digest(*_ordered(found)), run.job, run.name, variable)
 

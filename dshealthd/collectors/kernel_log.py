@@ -93,8 +93,8 @@ EVENTS = counter(
     "dshealthd_kernel_events_total",
     "Faults in the kernel log since boot, as far back as the log reached. The kernel "
     "rate-limits some of these lines. device is what the line names: a disk without its "
-    'partition, a PCI address, an interface, a CPU, a DIMM, a server; "" if it names none, '
-    "other after the first 32 devices of an event.",
+    "partition, a PCI address (of the GPU where it is that of the port above one), an interface, "
+    'a CPU, a DIMM, a server; "" if it names none, other after the first 32 devices of an event.',
     *("event", "device"),
 )
 LOST = counter(
@@ -174,6 +174,8 @@ class KernelLog(Collector):
         self._saved = float("-inf")
         self._gpus: dict[str, str] = {}
         self._gpus_read = float("-inf")
+        self._ports: dict[str, str] = {}
+        """Each GPU by the port above it: a slot that loses its link takes the GPU off the bus."""
         self._shown: list[Sample] | None = None
 
     def _open(self) -> KernelLogReader | JournalReader:
@@ -201,6 +203,7 @@ class KernelLog(Collector):
             yield fault
             return
         if not self._begun:
+            self._scan_bus()
             self._resume()
         failure: OSError | SourceError | None = None
         try:
@@ -273,16 +276,17 @@ class KernelLog(Collector):
             self._tally.count(EVENTS, event.name, self._device(event), by=event.errors)
 
     def _device(self, event: lines.KernelEvent) -> str:
+        device = self._ports.get(event.device, event.device)
         if self._devices is None:
             self._devices = {}
             for metric, labels, _ in self._tally:
                 if metric is EVENTS:
                     self._devices.setdefault(labels[0], set()).add(labels[1])
         known = self._devices.setdefault(event.name, set())
-        if event.device and event.device not in known and len(known - {"", OTHER}) >= _DEVICES:
+        if device and device not in known and len(known - {"", OTHER}) >= _DEVICES:
             return OTHER
-        known.add(event.device)
-        return event.device
+        known.add(device)
+        return device
 
     def _wake_gpus(self) -> None:
         """Wake the GPU collectors for a log line, unless it predates the agent."""
@@ -328,14 +332,18 @@ class KernelLog(Collector):
         now = self.context.monotonic()
         if pci_bus_id and pci_bus_id not in self._gpus and now - self._gpus_read > _GPU_REFRESH:
             self._gpus_read = now
-            try:
-                # A GPU that fell off the bus keeps its index.
-                self._gpus = {
-                    address: str(index) for index, address in enumerate(bus(self.host).gpus())
-                } | self._gpus
-            except OSError as error:
-                log.info("no GPU indices for Xids: %s", error)
+            self._scan_bus()
         return self._gpus.get(pci_bus_id, "")
+
+    def _scan_bus(self) -> None:
+        """Look up the GPUs' indices and ports; one that fell off the bus keeps its own."""
+        try:
+            gpus, ports = bus(self.host).gpus(), bus(self.host).ports()
+        except OSError as error:
+            log.info("no GPU indices for Xids: %s", error)
+            return
+        self._gpus = {address: str(index) for index, address in enumerate(gpus)} | self._gpus
+        self._ports = ports | self._ports
 
     def _resume(self) -> None:
         self._begun = True

@@ -23,7 +23,7 @@ CRASHED = gauge(
 )
 """Derived by the judge, for their past; not exported."""
 HALF_AN_HOUR, CRASHES = 1800.0, 2
-"""So many crashes within this time may be by hand: `kill -9`, or a node that was powered off."""
+"""So many crashes within this time may be by hand: `kill -9`."""
 FILES = {
     "config_last_reload_successful": "configuration",
     "web_config_last_reload_successful": "web configuration",

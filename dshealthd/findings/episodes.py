@@ -180,15 +180,24 @@ class Episodes:
         return _KEPT.write([one for one in self._episodes.values() if one.opened], "findings")
 
     def restore(
-        self, document: Any, clock: float, now: float, known: Callable[[str], bool]
+        self,
+        document: Any,
+        clock: float,
+        now: float,
+        known: Callable[[str], bool],
+        *,
+        booted: bool = False,
     ) -> None:
         """Restore what `document` returned, for findings that this release still knows. It was at
-        `clock` by the clock of that agent, which is `now` by this one's.
+        `clock` by the clock of that agent, which is `now` by this one's. If the node has `booted`
+        since, none is kept that is not seen again.
 
         Raise SchemaError if it is not that, and restore nothing.
         """
         restored = _KEPT.read(document, "findings")
         for episode in restored:
+            if booted:
+                episode.finding = dataclasses.replace(episode.finding, keep_seconds=0.0)
             episode.began, episode.seen = episode.began + now - clock, episode.seen + now - clock
         # They began before anything that was seen since.
         self._episodes |= {one.finding.key: one for one in restored if known(one.finding.alert)}
@@ -209,10 +218,12 @@ def _continued(episode: Episode, sign: Finding) -> Finding:
     A lost GPU ends its job within seconds, and remains what ended it.
     """
     before = episode.finding
+    # Its labels stay once it is one, or the alert of one fault would end and begin anew. That of
+    # another severity is another alert.
+    settled = episode.opened and before.severity is sign.severity
     return dataclasses.replace(
         sign,
-        # Its labels stay once it is one, or the alert of one fault would end and begin anew.
-        reason=before.reason if episode.opened else sign.reason,
+        reason=before.reason if settled else sign.reason,
         since=before.since if sign.since is None else sign.since,
         # What was certain once needs no hold afterwards.
         hold_seconds=min(before.hold_seconds, sign.hold_seconds),

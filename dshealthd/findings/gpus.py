@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from dshealthd.core.text import plural
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
 from dshealthd.findings.past import DAY, HOUR
@@ -103,6 +102,8 @@ RELEASED = 7200.0
 """Seconds of maintenance after which the file that releases the GPUs was forgotten."""
 SETTLED = 300.0
 """Seconds that an infoROM must be corrupted, or a GPU off the bus: it may be so for a moment."""
+SEVERAL = "GPUs"
+"""The part, where a count shows that GPUs are missing: it is one fault, however many they are."""
 RESET, REPAIR = "DshealthdGpuResetNeeded", "DshealthdGpuRepairDue"
 MINUTES = 10
 _NVML_SAYS = {
@@ -169,8 +170,8 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
         failed = some(series("kernel_events_total", event=("gpu_init_failed", "gpu_off_bus")))
         yield Sign(
             alert,
-            "the driver failed to start it" if failed else "on the PCI bus, but not in NVML",
-            part=plural(missing, "GPU"),
+            "the driver failed to start them" if failed else "on the PCI bus, but not in NVML",
+            part=SEVERAL,
             value=missing,
             limit=0,
             limit_source="dshealthd_gpus_expected",
@@ -186,7 +187,7 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
         yield Sign(
             alert,
             "fewer on its PCI bus than it has had",
-            part=plural(missing, "GPU"),
+            part=SEVERAL,
             apart="bus",
             mild=True,
             hold=SETTLED,

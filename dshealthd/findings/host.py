@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.past import DAY, HOUR, MINUTES_5
 from dshealthd.findings.series import RECENT, each, each_over, flagged, logged, over, share, some
+from dshealthd.findings.storage import waits_told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,7 @@ go."""
 UNCORRECTED = "has had errors that ECC did not correct"
 CORRECTED = "has had many corrected errors in a day"
 STUCK = "finds CPUs or processes stuck again and again"
+CPUS_STUCK, WAITS = ("soft_lockup", "rcu_stall"), "hung_task"
 CORRECTED_IN_A_DAY = 100
 """What mcelog allows a socket in 24 h before it speaks of it (mem-ce-error-threshold)."""
 ERRORS = (
@@ -33,7 +35,8 @@ ERRORS = (
     (("kernel_panic",), 1, HOUR, "the kernel", "has panicked"),
     (("hard_lockup",), 1, HOUR, "a CPU", "was locked up"),
     # The kernel tells of a process that waits every 120 s: of a checkpoint of four minutes twice.
-    (("soft_lockup", "rcu_stall", "hung_task"), 3, RECENT, "the kernel", STUCK),
+    (CPUS_STUCK, 3, RECENT, "the kernel", STUCK),
+    ((*CPUS_STUCK, WAITS), 3, RECENT, "the kernel", STUCK),
     (("memory_error_corrected",), CORRECTED_IN_A_DAY + 1, DAY, "its memory", CORRECTED),
     (("machine_check_corrected",), CORRECTED_IN_A_DAY + 1, DAY, "a CPU", CORRECTED),
     (("cpu_throttled",), 10, HOUR, "its processor", "is slowed down by heat"),
@@ -221,8 +224,9 @@ def clock(series: Series, _wall: float) -> Iterator[Sign]:
 
 def errors(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield what the kernel logs about the host's hardware, about itself and about limits."""
+    told = waits_told(series)
     for events, at_least, seconds, part, reason in ERRORS:
-        yield from logged(
+        lines = logged(
             series,
             ERROR,
             *events,
@@ -230,8 +234,12 @@ def errors(series: Series, _wall: float) -> Iterator[Sign]:
             at_least=at_least,
             seconds=seconds,
             reason=reason,
+            together=True,
             apart=events[0],
         )
+        signs = list(lines)  # asked for each time, because the past is kept of what is asked for
+        if not told or WAITS not in events:
+            yield from signs
     for event, what, part in REACHED:
         lines = logged(series, NEAR, event, part=part, reason=what, apart=what)
         yield from each(lines, value=1.0)

@@ -341,15 +341,17 @@ class Judge:
             schema.misfit("version", f"{document['version']!r} is not {VERSION}")
         age = max(0.0, self._wall() - schema.UNIX_TIME.read(document["time"], "time"))
         clock, now = schema.FIGURE.read(document["clock"], "clock"), self._monotonic() - age
+        booted = document["runs"]["boot"] != current_boot()[0]
         past = Past()
-        past.restore(document["past"], clock, now)
+        past.restore(document["past"], clock, now, booted=booted)
         gpus = schema.of(GpuHistory).read(document["gpus"], "gpus")
         jobs = schema.of(Idleness).read(document["idleness"], "idleness")
         self.attempts.restore(document["runs"])
         # The last, as it adds to what was judged meanwhile: all of the file counts, or nothing.
-        self._episodes.restore(document["findings"], clock, now, catalogue().__contains__)
+        known = catalogue().__contains__
+        self._episodes.restore(document["findings"], clock, now, known, booted=booted)
         self._past, self._gpus, self._idleness = past, gpus, jobs
-        self._crashed = not document["stopped"]
+        self._crashed = not document["stopped"] and not booted
 
     def _save(self, now: float, wall: float) -> None:
         self._saved = now

@@ -286,8 +286,12 @@ class Past:
             if now - window.asked <= window.seconds
         }
 
-    def restore(self, document: Mapping[str, Any], clock: float, now: float) -> None:
-        """Restore what `document` returned at `clock`, as each window does.
+    def restore(
+        self, document: Mapping[str, Any], clock: float, now: float, *, booted: bool = False
+    ) -> None:
+        """Restore what `document` returned at `clock`, as each window does. If the node has
+        `booted` since, only windows of a day and more: they say how its hardware was, and the
+        others what had just happened.
 
         Raise SchemaError if it is not that, and keep nothing of it.
         """
@@ -295,6 +299,8 @@ class Past:
         with schema.reading("the past"):
             for key, rows in document.items():
                 kind, name, seconds, *_ = key.split(" ")
+                if booted and float(seconds) < DAY:
+                    continue
                 windows[key] = Window(Measure(kind), float(seconds))
                 windows[key].restore(rows, clock, now, key)
                 names.add(name)

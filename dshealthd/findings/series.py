@@ -149,9 +149,10 @@ class Series:
         """Yield the highest values within the last `seconds`, also of series that are gone."""
         return self._over_time(Measure.HIGHEST, name, seconds, labels, full=full)
 
-    def lately(self, name: str, seconds: float) -> Iterator[Point]:
+    def lately(self, name: str, seconds: float, **labels: Wanted) -> Iterator[Point]:
         """Yield what `highest` does, and without a past the series of this moment."""
-        yield from list(self.highest(name, seconds)) or self(name)
+        past = self._over_time(Measure.HIGHEST, name, seconds, labels, full=False)
+        yield from list(past) or self(name, **labels)
 
     def peak(self, name: str, seconds: float, **labels: Wanted) -> Iterator[Point]:
         """Yield the highest values that series ever had, until they are absent for `seconds`.
@@ -366,21 +367,25 @@ def logged(
     part: str,
     at_least: float = 1.0,
     seconds: float = RECENT,
+    together: bool = False,
     **more: Any,
 ) -> Iterator[Sign]:
     """Yield a sign for each device with so many such events in the kernel's log within `seconds`.
 
     `part` is what a device is called if lines do not name it: `an adapter`. One that they name is
-    `eth0` or `adapter 0000:17:00.0`, or that GPU if it is one by this address. Devices with fewer
-    events each are taken together.
+    `eth0` or `adapter 0000:17:00.0`, or that GPU if it is one by this address. Those with fewer
+    events each, as the modules of its memory, are one part of the node if they are taken
+    `together`.
     """
     name = "kernel_events_total"
     rises = series.rise(name, seconds, event=events)
     found = by((point for point in rises if point.value > 0), "device")
     gpus, others = series.gpus, 0.0  # each time, because the past is kept of what is asked for
     for device, lines in found.items():
-        if device in UNNAMED or lines < at_least:
+        if device in UNNAMED or (together and lines < at_least):
             others += lines
+        elif lines < at_least:
+            continue
         elif device in gpus:
             yield Sign(alert, labels=gpus[device], value=lines, source=name, **more)
         else:

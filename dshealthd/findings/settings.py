@@ -12,7 +12,6 @@ from dshealthd.findings.fabric import fabric_up
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.past import MINUTES_5
 from dshealthd.findings.series import by, some
-from dshealthd.jobs.ras.policy import AskReason, decide
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -42,7 +41,6 @@ TRANSPORTS = {
     "NCCL_NET": "InfiniBand or RoCE, which is up",
 }
 """What a variable disables that would work."""
-CRASHES = "a status query can crash it: keep `ncclras` and other monitors away from port 28028"
 ON_ARM = "on Arm all ranks hang at one place (NVIDIA/nccl#2353)"
 """2.28.9 made a compare-and-swap of its proxy weak, which on Arm may fail without a reason and then
 loses free slots of operations (`ncclProxyGetPostedOps`); 2.29.3: "Fixes CAS usage in case of weak
@@ -198,19 +196,20 @@ def ranks_named(ranks: Collection[str]) -> str:
 
 
 def releases(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings about releases of NCCL that are known to hang, fail or crash."""
+    """Yield findings about releases of NCCL that are known to hang or fail.
+
+    Not about those that a status query can crash: that takes another monitor, and they come with
+    several releases of PyTorch.
+    """
     used: dict[tuple[str, str], dict[str, set[str]]] = {}
     for labels, _ in series("software_info", component=("nccl", "torch")):
         of_place = used.setdefault((labels["environment"], labels["training_job"]), {})
         of_place.setdefault(labels["component"], set()).add(labels["version"])
     for (environment, job), versions in used.items():
         for nccl in sorted(versions.get("nccl", ())):
-            defects = list(known_defects(nccl, versions.get("torch", set())))
-            if job and decide(nccl).reason is AskReason.UNSAFE:  # which only a running job answers
-                defects.append(CRASHES)
-            for text in defects:
+            for text in known_defects(nccl, versions.get("torch", set())):
                 alert, reason = "DshealthdNcclKnownBad", f"NCCL {nccl}: {text}"
-                part = job or environment or "the node"
+                part = job or environment
                 yield Sign(alert, reason, part=part, job=job, source="software_info")
 
 

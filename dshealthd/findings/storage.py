@@ -13,7 +13,7 @@ from dshealthd.findings.series import RECENT, by, each, each_over, logged, over,
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.findings.series import Series
+    from dshealthd.findings.series import Point, Series
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's name for it
 NO_SPACE = frozenset(("no_space", "quota_exceeded"))
@@ -159,10 +159,9 @@ def _shared_memory(series: Series) -> Iterator[Sign]:
 
 def disks(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about disks that hang or are slow, and processes that wait for them."""
-    hung = series.has("path_failing", reason=HUNG)
     # The path's own finding tells of its server, whose lines count for a while after it is back.
-    # Both are asked for each time, because the past is kept of what is asked for.
-    lately = list(series.highest("path_failing", RECENT, reason=HUNG))
+    # Asked for each time, because the past is kept of what is asked for; so below.
+    lately = _hung_paths(series)
     reason = "did not answer, or has dropped this client"
     lines = logged(series, TROUBLE, *OF_SERVERS, part="a storage server", reason=reason)
     of_servers = list(lines)
@@ -188,10 +187,21 @@ def disks(series: Series, _wall: float) -> Iterator[Sign]:
     yield from _slow_disks(series)
     name = "processes_stuck"
     stuck = series.value(name)
-    # Those that wait for a path or a driver that the agent itself found hung are told with it.
-    if stuck and not hung and not series.has("collector_failing", reason=("timeout", "stuck")):
+    if stuck and not waits_told(series):
         reason = "wait in the kernel for a file system, a disk or a driver"
         yield Sign(TROUBLE, reason, part="processes", value=stuck, source=name, hold=MINUTES_15)
+
+
+def waits_told(series: Series) -> bool:
+    """Return whether the agent itself finds a driver hung, or has found a path so for as long as
+    lines about it count: its finding tells of the processes that wait for it in the kernel.
+    """
+    paths = _hung_paths(series)
+    return bool(paths) or series.has("collector_failing", reason=("timeout", "stuck"))
+
+
+def _hung_paths(series: Series) -> list[Point]:
+    return list(series.lately("path_failing", RECENT, reason=HUNG))
 
 
 def _slow_disks(series: Series) -> Iterator[Sign]:

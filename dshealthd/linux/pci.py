@@ -51,6 +51,15 @@ class Bus:
         found = self._devices(AMD, AMD_CLASSES)
         return tuple(address for address in found if self._driver(address) == "amdgpu")
 
+    def ports(self) -> dict[str, str]:
+        """Return NVIDIA's GPUs by the port of a bridge that their link begins at. OSError."""
+        found: dict[str, str] = {}
+        for gpu in self.gpus():
+            place = os.path.realpath(self._host.sys(f"bus/pci/devices/{gpu}"))
+            # Functions of one device, as virtual ones, come after its first.
+            found.setdefault(os.path.basename(os.path.dirname(place)), gpu)
+        return found
+
     def switches(self) -> tuple[str, ...]:
         """Return the addresses of NVSwitches, in bus order; empty without a PCI bus. OSError."""
         try:

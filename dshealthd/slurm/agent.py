@@ -81,7 +81,7 @@ def _part(component: str, part: str) -> str:
     reduced to harmless characters.
     """
     words = part.split()
-    if not words or component == "node" or words[-1].startswith("GPU"):  # of "1 GPU", no name
+    if not words or component == "node" or words[-1] == "GPUs":  # no name
         return ""
     return f"{_word(component)}={_word(words[-1])}"
 

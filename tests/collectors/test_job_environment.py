@@ -401,6 +401,24 @@ def test_configuration_file_that_cannot_be_read(node: Node) -> None:
     assert node.collect().faults == ()
 
 
+def test_settings_that_cannot_be_read_are_not_compared(node: Node) -> None:
+    """A rank whose `/etc/nccl.conf` cannot be read may have what the others have there."""
+    for number in range(3):
+        place = node.machine.root / str(node.rank(number)) / "root/etc"
+        place.mkdir(parents=True)
+        (place / "nccl.conf").write_text("NCCL_ALGO=Ring\n")
+    alike = of_job(node.collect(), "setting_fingerprint")
+    place = node.machine.root / str(node.rank(3)) / "root/etc/nccl.conf"
+    place.mkdir(parents=True)
+    result = node.collect()
+    assert reasons(result) == {"process 103": Reason.IO_ERROR}
+    assert of_job(result, "environment_problems") == {}
+    assert of_job(result, "setting_fingerprint") == {}
+    place.rmdir()
+    place.write_text("NCCL_ALGO=Ring\n")
+    assert of_job(node.collect(), "setting_fingerprint") == alike != {}
+
+
 def test_process_that_hangs(node: Node) -> None:
     """What was read of a process before it hung goes on being told."""
     node.rank(0, {"NCCL_P2P_DISABLE": "1"})

@@ -186,6 +186,28 @@ def test_a_gpu_that_comes_to_the_bus(machine: Machine, collector: kernel_log.Ker
         assert gpus == ({"0"} if named else {""})
 
 
+def test_a_slot_that_lost_its_gpu(machine: Machine, collector: kernel_log.KernelLog) -> None:
+    """What a port says of its link is told of the GPU at the other end, also once that is off the
+    bus; what the bridge above says is told of that.
+    """
+    gpu = machine.base / "sys/bus/pci/devices" / GPUS[0]
+    port = machine.base / "sys/devices/pci0000:15/0000:15:01.0/0000:1a:00.0"
+    port.mkdir(parents=True)
+    gpu.symlink_to(gpu.rename(port / GPUS[0]))
+    gpu.with_name("0000:1b:00.1").symlink_to(port / GPUS[0])  # a function of it
+    machine.collect(collector)
+    gpu.unlink()
+    machine.log(
+        f"4,{number},{number},-;pcieport {address}: pciehp: Slot(1): Link Down\n".encode()
+        for number, address in enumerate(("0000:1a:00.0", "0000:15:01.0"), 1)
+    )
+    counts = values(machine.collect(collector), kernel_log.EVENTS)
+    assert {device for (event, device), count in counts.items() if count} == {
+        GPUS[0],
+        "0000:15:01.0",
+    }
+
+
 def test_golden(machine: Machine) -> None:
     """A realistic log gives exactly the expected exposition."""
     records = (FIXTURE / "kmsg.txt").read_text().replace("\n ", "\0 ").splitlines()

@@ -144,6 +144,22 @@ def test_findings_outlive_the_agent() -> None:
     assert parts(later) == []
 
 
+def test_a_boot_ends_what_is_not_seen_again() -> None:
+    """What is kept because it is logged once is over with the boot; what is still seen is not."""
+    episodes, later = Episodes(), Episodes()
+    signs = [sign(hold=0, keep=3600), sign("GPU 4", hold=0, keep=3600)]
+    episodes.update(signs, 0.0, 1000.0)
+    document = json.loads(json.dumps(episodes.document()))
+    later.restore(document, 0.0, 100.0, lambda _alert: True, booted=True)
+    assert parts(later) == ["GPU 3", "GPU 4"]
+    later.update(signs[:1], 101.0, 1101.0, lambda _finding: False)
+    assert parts(later) == ["GPU 3", "GPU 4"]  # what cannot be read has not healed
+    later.update(signs[:1], 102.0, 1102.0)
+    assert parts(later) == ["GPU 3"]
+    later.update([], 103.0, 1103.0)
+    assert parts(later) == ["GPU 3"]
+
+
 def test_findings_that_a_release_does_not_know_are_forgotten() -> None:
     """After an upgrade that renames a finding, its old name does not last for ever."""
     episodes, later = Episodes(), Episodes()
@@ -209,3 +225,17 @@ def test_reason_is_settled_when_the_finding_begins(episodes: Episodes) -> None:
         episodes.update([sign(reason=reason)], now, 1000 + now)
     episodes.update([sign(reason="killed")], 11.0, 1011.0)
     assert [one.reason for one in episodes.verdict().findings] == ["out of memory"]
+
+
+def test_another_severity_has_a_reason_of_its_own(episodes: Episodes) -> None:
+    """A page says why it is one, and not why there was a ticket before."""
+    for now, reason, severity in (
+        (0.0, "not found", State.WARNING),
+        (10.0, "malformed", State.WARNING),
+        (15.0, "I/O error", State.CRITICAL),
+        (20.0, "read-only", State.CRITICAL),
+    ):
+        episodes.update([sign(hold=0.0, reason=reason, severity=severity)], now, 1000 + now)
+        (finding,) = episodes.verdict().findings
+        assert finding.severity is severity
+        assert finding.reason == ("not found" if severity is State.WARNING else "I/O error")

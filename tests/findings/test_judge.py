@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from dshealthd.collectors.infiniband import UP
+from dshealthd.collectors.job_environment import RANKS
+from dshealthd.collectors.kernel_log import EVENTS
 from dshealthd.collectors.open_files import LIMIT, OPEN
 from dshealthd.config import config as configuration
 from dshealthd.core import state_writer
@@ -20,7 +22,7 @@ from dshealthd.core.collector import Fault, Reason, Sample
 from dshealthd.core.options import ConfigError
 from dshealthd.core.result import CollectionOutcome, CollectionResult, not_available
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.findings import catalogue, judgement, limits
+from dshealthd.findings import attempts, catalogue, judge, judgement, limits
 from dshealthd.findings.finding import Finding, Sign, State
 from dshealthd.findings.judge import FINDING, JUDGED, Judge, exported
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
@@ -422,14 +424,56 @@ async def test_findings_outlive_a_restart(tmp_path: Path) -> None:
     await later.judge.close()
 
 
-@pytest.mark.parametrize("end", ["stopped", "defect", "killed"])
-async def test_only_crashes_are_a_crash_loop(end: str, tmp_path: Path) -> None:
-    """Three ends by a signal, as a rollout causes, are none; three by a defect or by SIGKILL are.
+@pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
+async def test_an_adapter_that_failed_before_a_boot(
+    boot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its driver says so once: that counts for an hour, and until the power cycle that mends it."""
+
+    def read(node: Node, lines: float) -> None:
+        node.read(0.1)
+        node.snapshot.expect("kernel_log", 60.0)
+        samples = (EVENTS(lines, "adapter_failure", "0000:17:00.0"), RANKS(8.0, "run-1", "run-1"))
+        result = CollectionResult(CollectionOutcome.OK, samples[: 1 + (lines > 0)], duration=0.0)
+        node.snapshot.put("kernel_log", result)
+        node.judge.judge()
+
+    for module in (judge, attempts):
+        monkeypatch.setattr(module, "current_boot", lambda: ("boot-1", 5.0))
+    node = Node(tmp_path)
+    await node.judge.apply(loaded("", tmp_path))
+    read(node, 0.0)
+    for _ in range(60):
+        node.now += 5
+        read(node, 1.0)
+    assert node.found() == ["AdapterTrouble"]
+    await node.judge.close()
+    for module in (judge, attempts):
+        monkeypatch.setattr(module, "current_boot", lambda: (boot, 5.0))
+    later = Node(tmp_path)
+    later.now = node.now + 300
+    await later.judge.apply(loaded("", tmp_path))
+    assert later.found()[0] == "AdapterTrouble"
+    read(later, 0.0)
+    assert later.found() == (["AdapterTrouble"] if boot == "boot-1" else [])
+    await later.judge.close()
+
+
+@pytest.mark.parametrize("end", ["stopped", "defect", "killed", "powered off"])
+async def test_only_crashes_are_a_crash_loop(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three ends by a signal, as a rollout causes, are none, nor are three of a node that goes down
+    with its agent; three by a defect or by SIGKILL are.
 
     An agent that is killed right after its start, before anything is due to be saved, counts too.
     """
     now = 1000.0
-    for _ in range(4):
+    for number in range(4):
+        if end == "powered off":
+            for module in (judge, attempts):
+                boot = f"boot-{number}"
+                monkeypatch.setattr(module, "current_boot", lambda boot=boot: (boot, 5.0))
         node = Node(tmp_path)
         node.now = now
         await node.judge.apply(loaded("", tmp_path))
@@ -443,7 +487,9 @@ async def test_only_crashes_are_a_crash_loop(end: str, tmp_path: Path) -> None:
         if end == "killed":
             (tmp_path / "findings.json").write_bytes(kept)
         now += 100
-    assert node.found() == ([] if end == "stopped" else ["AgentTrouble"])
+    crashed = end in {"defect", "killed"}
+    assert node.found() == (["AgentTrouble"] if crashed else [])
+    assert ('"crash"' in node.judge.history().decode()) == crashed
 
 
 async def test_a_request_before_the_start_costs_no_past(tmp_path: Path) -> None:

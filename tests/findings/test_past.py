@@ -137,6 +137,20 @@ def test_past_outlives_the_agent(kind: Measure) -> None:
     assert dict(mine.values()) == dict(other.values())
 
 
+def test_of_a_boot_ago_only_days_are_known() -> None:
+    """How the node was is remembered, and not what had just happened to it."""
+    past, later = Past(), Past()
+    for seconds in (3600.0, 86399.0, 86400.0, 604800.0):
+        window = past.window(Measure.HIGHEST, "x", seconds, {})
+        window.dimensions = ("type",)
+        window.add(0.0, [(A, 7.0)])
+    later.restore(past.document(0.0), 0.0, 0.0, booted=True)
+    assert [
+        dict(later.window(Measure.HIGHEST, "x", seconds, {}).values())
+        for seconds in (3600.0, 86399.0, 86400.0, 604800.0)
+    ] == [{}, {}, {A: 7.0}, {A: 7.0}]
+
+
 def test_past_that_nobody_has_asked_for_yet_outlives_a_second_restart() -> None:
     """Some windows are asked for under a condition: the file keeps them for their length."""
     first, second, third = Past(), Past(), Past()
