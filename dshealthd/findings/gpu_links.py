@@ -191,8 +191,8 @@ def _domain(labels: Mapping[str, str]) -> str:
 def _off_fabric(series: Series, domains: Mapping[str, str]) -> Iterator[Sign]:
     """Yield how many GPUs are not in a healthy fabric.
 
-    The part is the node's domain of several nodes, if it has one: where most of these are off the
-    fabric, Prometheus finds the domain rather than the nodes.
+    The part is the node's domain of several nodes, if it has one: it is what nodes share that lose
+    their fabric at once.
     """
     sick = {labels["gpu"] for labels, value in series("gpu_fabric_healthy") if value == 0}
     wanted = {

@@ -30,6 +30,7 @@ RULES = [
 FILES = sorted(Path(__file__).parent.glob("*.yml"))
 _RECORD = re.compile(r"dshealthd(?::\w+)+")
 _ALERT = re.compile(r'alertname="(\w+)"')
+_ALERTS = re.compile(r'alertname=~"([\w|]+)"')
 _NAME = re.compile(r"\bdshealthd(?::\w+)+|\bDshealthd\w+")
 _NODE = re.compile(r'\bnode="([^"]*)"')
 _JOB = re.compile(r"\bjob=")
@@ -147,6 +148,7 @@ def pruned(file: Path, directory: Path) -> Path:
         needed.add(name)
         expression = rules[name]
         read = {found.metric for found in selectors(expression)} | set(_ALERT.findall(expression))
+        read |= {name for names in _ALERTS.findall(expression) for name in names.split("|")}
         read |= quoted[name]
         patterns = _NAMES.findall(expression)
         read |= {other for other in rules if any(re.fullmatch(each, other) for each in patterns)}

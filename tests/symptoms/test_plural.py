@@ -11,11 +11,11 @@ from tests.singular import ONE_OF_MANY
 from tests.symptoms.promtool import rendered
 
 DESCRIPTIONS = [
-    (entry.name, entry.description)
+    (entry.name, entry.description, entry.expr + entry.ticket)
     for symptom in all_symptoms().values()
     for entry in symptom.alerts
 ] + [
-    (finding.name, finding.rule.case + finding.rule.description)
+    (finding.name, finding.rule.case + finding.rule.description, finding.rule.expr)
     for symptom in all_symptoms().values()
     for finding in symptom.findings
     if finding.rule and finding.rule.description
@@ -32,18 +32,22 @@ NEVER_ONE = {
 """Alerts whose value is never 1, and why; what the rule says, not what usually happens."""
 
 
-def texts(description: str) -> Iterator[tuple[str, float, dict[str, str]]]:
-    """Yield the template for the value 1, once for each label on which its words depend."""
+def texts(description: str, expression: str) -> Iterator[tuple[str, float, dict[str, str]]]:
+    """Yield the template for the value 1, once for each label on which its words depend, and for
+    each reason that the rule gives.
+    """
     labels = dict.fromkeys(re.findall(r"\$labels\.(\w+)", description), "x")
     yield description, 1.0, {}
     yield description, 1.0, labels
     for name, value in re.findall(r'eq \$labels\.(\w+) "([^"]*)"', description):
         yield description, 1.0, labels | {name: value}
+    for reason in re.findall(r'"reason", "([^"]+)"', expression):
+        yield description, 1.0, {"reason": reason}
 
 
 def test_one() -> None:
     """What an alert says of a single one is in the singular, unless there never is a single one."""
-    cases = [(name, case) for name, text in DESCRIPTIONS for case in texts(text)]
+    cases = [(name, case) for name, *rule in DESCRIPTIONS for case in texts(*rule)]
     said = rendered([case for _, case in cases])
     plural = {name for (name, _), text in zip(cases, said, strict=True) if ONE_OF_MANY.search(text)}
     assert plural == NEVER_ONE.keys(), (
