@@ -51,8 +51,8 @@ def hangs(series: Series, _wall: float) -> Iterator[Sign]:
     for job, found in series.standstills.items():
         if found.reason is HangClass.DEBUGGER:
             alert, name = "DshealthdRankInDebugger", "job_hang_culprit_info"
-            for rank, _ in found.culprits:
-                yield Sign(alert, part=f"rank {rank} of {job}", job=job, source=name)
+            held = ranks_named([str(rank) for rank, _ in found.culprits])
+            yield Sign(alert, held, job=job, source=name)
         if not found.shown:
             continue
         named = ", ".join(f"rank {rank} {one.words}" for rank, one in found.culprits[:MOST_NAMED])
