@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from dshealthd.core.text import MOST_NAMED
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.entry import (
     COMPONENTS,
@@ -26,7 +27,7 @@ from dshealthd.symptoms.entry import (
     EntryError,
 )
 from dshealthd.symptoms.runbooks import anchor, url
-from dshealthd.symptoms.sentence import has_value, template
+from dshealthd.symptoms.sentence import placeholders, template
 from generate import files
 
 if TYPE_CHECKING:
@@ -66,6 +67,30 @@ MANY = "many"
 """The label of tickets that are a page where many nodes with training jobs have them at once."""
 PREFIX = "Dshealthd"
 """What an alert's name has before that of its finding."""
+VALUES = "dshealthd_finding_value{FINDING} or Inf * dshealthd_finding{FINDING}"
+"""Each node's finding with its value. Where the agent knows none, a sentence says +Inf: it must not
+wait for the value. NaN is no sample in MetricsQL: vmalert would drop the alert.
+"""
+OF_JOB = 'cluster="%[1]s", training_job="%[2]s"'
+"""Selects what is of an alert's job, in queries of its text."""
+OF_NODE = "%[3]s"
+"""The node of an alert that has one, as an expression."""
+JOB_ALERT = """\
+group by (cluster, training_job) (
+  dshealthd_finding{FINDING}
+    unless on (cluster, node) dshealthd:node:maintenance_end_timestamp_seconds
+)"""
+"""One alert for a job, however many of its nodes find it. Its labels stay as they are while nodes
+join and leave: if one changed, the alert would resolve and fire anew. Without the label `node`,
+Alertmanager cannot hold back what only nodes in maintenance find.
+"""
+ITS_NODES = (
+    "{{ if gt (len $places) 1 }} This shows on {{ len $places }} of its nodes:"
+    f"{{{{ range $number, $place := $places }}}}{{{{ if lt $number {MOST_NAMED} }}}}"
+    "{{ if $number }},{{ end }} {{ $place.Labels.node }}{{ end }}{{ end }}"
+    f"{{{{ if gt (len $places) {MOST_NAMED} }}}} …{{{{ end }}}}.{{{{ end }}}}"
+)
+"""What a job's alert that names a node says of its others."""
 JOBS = (
     '{{ with printf `dshealthd_job_info{cluster="%s", node="%s"}` $labels.cluster $labels.node'
     " | query }}Training jobs on {{ $labels.node }}:{{ range . }} {{ .Labels.training_job }}"
@@ -129,9 +154,7 @@ def _finding_rules(
 ) -> Iterator[dict[str, Any]]:
     """Yield the alert that reports what agents find: one rule for each severity that it may have.
 
-    The agent has judged it, holds included. Where it knows no value for a sentence that says one,
-    the alert says +Inf; it must not wait for the value. NaN is no sample in MetricsQL: vmalert
-    would drop the alert.
+    The agent has judged it, holds included.
     """
     label, rule = finding.name.removeprefix(PREFIX), finding.rule
     says = (rule and rule.description) or template(finding.says)
@@ -154,17 +177,27 @@ def _finding_rules(
         )
     for severity, jobs, job in variants:
         selector = f'finding="{label}"{jobs}'
-        found = f"dshealthd_finding{{{selector}}}"
-        if rule:
+        agent = OWN_AGENT
+        if rule and rule.expr:
             expression = rule.ticket if severity == "warning" and rule.ticket else rule.expr
-            expression = expression.replace("FINDING", selector)
-        elif has_value(finding.says + finding.step):
-            expression = f"dshealthd_finding_value{{{selector}}} or Inf * {found}"
+            agent = OWN_OR_ANY_AGENT
+        elif about_job:
+            expression = JOB_ALERT
+            found = f"sort_desc({VALUES})".replace("FINDING", f"{selector}, JOB")
+            agent = f'{_query(found)}{{{{ first . | label "instance" }}}}{{{{ end }}}}'
+        elif "value" in placeholders(finding.says + finding.step):
+            expression = VALUES
         else:
-            expression = found
+            expression = "dshealthd_finding{FINDING}"
+        places = _places(finding) if about_job else ""
+        named = placeholders("" if rule and rule.description else finding.says)
+        others = ITS_NODES if places and "node" in named else ""
+        description = f"{case}{says}{others} {job}{FIRST_STEP}{_step(finding, case)}"
+        if places:
+            description = _of_places(places.replace("FINDING", f"{selector}, JOB"), description)
         yield {
             "alert": finding.name,
-            "expr": expression,
+            "expr": expression.replace("FINDING", selector),
             **({"for": rule.hold} if rule and rule.hold else {}),
             "keep_firing_for": (rule and rule.keep) or KEEP_FIRING,
             "labels": {
@@ -177,12 +210,41 @@ def _finding_rules(
             },
             "annotations": {
                 "summary": finding.summary,
-                "description": f"{case}{says} {job}{FIRST_STEP}{_step(finding, case)}",
-                "runbook_url": _link(
-                    runbooks, OWN_OR_ANY_AGENT if rule else OWN_AGENT, symptom.slug, finding
-                ),
+                "description": description,
+                "runbook_url": _link(runbooks, agent, symptom.slug, finding),
             },
         }
+
+
+def _places(finding: FindingType) -> str:
+    """Return the query for the places that a job's alert is about, the worst first; empty if its
+    sentences name none, or the alert has their labels.
+    """
+    if finding.rule and (finding.rule.places or finding.rule.expr):
+        return finding.rule.places
+    named = placeholders("".join((finding.says, finding.step, *finding.steps.values())))
+    return f"sort_desc({VALUES})" if named - {"training_job"} else ""
+
+
+def _of_places(query: str, description: str) -> str:
+    """Return the description with the labels and the value of the first place that a query finds.
+
+    What a place says may change, which labels of an alert must not.
+    """
+    return (
+        f"{_query(query)}{{{{ $places := . }}}}{{{{ with first . }}}}"
+        "{{ $labels := .Labels }}{{ $value := .Value }}"
+        f"{description}{{{{ end }}}}{{{{ end }}}}"
+    )
+
+
+def _query(expression: str) -> str:
+    """Return the beginning of a template that has the results for the job of its alert, if any."""
+    of = "$labels.cluster $labels.training_job"
+    if "NODE" in expression:
+        of += ' (or $labels.node ".*")'
+    text = " ".join(expression.split()).replace("JOB", OF_JOB).replace("NODE", OF_NODE)
+    return f"{{{{ with printf `{text}` {of} | query }}}}"
 
 
 def _step(entry: FindingType | Alert, known: str = "") -> str:

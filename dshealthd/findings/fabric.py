@@ -133,11 +133,6 @@ def fabric_up(series: Series) -> bool:
     return bool(series.parts("infiniband_port_up", "device", "port") - _ethernet(series).keys())
 
 
-def fabric_down(series: Series) -> set[Port]:
-    """Return the ports of the fabric that are down though they were up."""
-    return _down(series).keys() - _ethernet(series).keys()
-
-
 def _ethernet(series: Series) -> dict[Port, str]:
     """Return the Ethernet ports that have moved no RDMA in a week, with their interface or ""."""
     name = "infiniband_port_info"

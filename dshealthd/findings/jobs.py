@@ -51,8 +51,8 @@ def hangs(series: Series, _wall: float) -> Iterator[Sign]:
     for job, found in series.standstills.items():
         if found.reason is HangClass.DEBUGGER:
             alert, name = "DshealthdRankInDebugger", "job_hang_culprit_info"
-            for rank, _ in found.culprits:
-                yield Sign(alert, part=f"rank {rank} of {job}", job=job, source=name)
+            held = ranks_named([str(rank) for rank, _ in found.culprits])
+            yield Sign(alert, held, job=job, source=name)
         if not found.shown:
             continue
         named = ", ".join(f"rank {rank} {one.words}" for rank, one in found.culprits[:MOST_NAMED])
@@ -60,9 +60,7 @@ def hangs(series: Series, _wall: float) -> Iterator[Sign]:
         if case == HangClass.DESYNC:
             case = "tie" if found.whole else "elsewhere"
         elif case == Culprit.GONE:
-            sizes = [rank.world_size for rank in found.ranks if rank.world_size is not None]
-            here = len({rank.rank for rank in found.ranks})
-            named += _consequence(here, max(sizes, default=None))
+            named += _consequence(found)
         yield Sign(
             "DshealthdJobHang",
             named or explanation(series, job, found),
@@ -82,13 +80,15 @@ def explanation(series: Series, job: str, found: Standstill) -> str:
     return found.explanation + known
 
 
-def _consequence(here: int, size: float | None) -> str:
+def _consequence(found: Standstill) -> str:
     """Return that the end of a rank here may follow from that of one elsewhere; empty if all ranks
     are here.
     """
-    if size is None or here >= size:
+    size = max((rank.world_size or 0 for rank in found.ranks), default=0)
+    here = len({rank.rank for rank in found.ranks})
+    if here >= size:
         return ""
-    return f"; this node sees {here} of {size:g} ranks: that may follow from another's end"
+    return f"; this node sees {here} of {size} ranks: that may follow from another's end"
 
 
 def ends(series: Series, wall: float) -> Iterator[Sign]:
@@ -131,9 +131,7 @@ def ends(series: Series, wall: float) -> Iterator[Sign]:
             and reserved.get(_rank(labels), 0.0) > series.limits.gpu_memory_held_ratio * total
         ):
             said = "ended with an error while PyTorch held nearly all of its GPU's memory"
-        unseen = _consequence(*_sizes(series, job)) if how == "failed" else ""
-        said = f"rank {labels['rank']} {said}{unseen}"
-        yield Sign(alert, said, job=job, value=at, source=name, since=at)
+        yield Sign(alert, f"rank {labels['rank']} {said}", job=job, value=at, source=name, since=at)
     # Without heartbeats nobody knows which process it was, unless ranks of the only job here are
     # gone.
     gone = any((series.value("job_ranks", **labels) or 0.0) < most for labels, most in ranks_before)
@@ -142,19 +140,6 @@ def ends(series: Series, wall: float) -> Iterator[Sign]:
         yield Sign(
             alert, f"a process crashed in {where}, by the kernel's log", job=job, source=events
         )
-
-
-def _sizes(series: Series, job: str) -> tuple[int, float | None]:
-    """Return the ranks of a job here, and how many it has, as far as their environments say."""
-    sizes = [value for _, value in series("job_world_size", training_job=job)]
-    told = (labels["world_size"] for labels, _ in series("job_info", training_job=job))
-    sizes += [float(size) for size in told if size]
-    ranks = {
-        point.labels["rank"]
-        for name in ("job_step", "job_rank_ended_timestamp_seconds")
-        for point in series(name, training_job=job)
-    }
-    return len(ranks), max(sizes, default=None)
 
 
 def _first(ended: Sequence[tuple[float, Mapping[str, str]]]) -> tuple[float, Mapping[str, str]]:

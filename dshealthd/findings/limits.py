@@ -190,9 +190,6 @@ class Limits:
     # Values count that an idle GPU lowers to save power, from this utilization on: most of the
     # time. [D]
     gpu_busy_ratio: ClassVar[float] = 0.5
-    # On a node's other ports: a training moves gigabytes, the fabric's management some packets of
-    # 256 bytes. [D]
-    failover_bytes_per_second: ClassVar[float] = 1e6
     # A healthy loss scale overflows when it grows, every 1,000 (DeepSpeed) or 2,000 steps (torch):
     # a hundred times that. [D]
     skipped_steps_ratio: ClassVar[float] = 0.1

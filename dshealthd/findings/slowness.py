@@ -8,7 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import gauge
-from dshealthd.findings import fabric, launches
+from dshealthd.findings import launches
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.past import HOUR, MINUTES_5
 from dshealthd.findings.series import by, keyed, of_gpus, over, short_name
@@ -35,8 +35,6 @@ HELD_SECONDS = 1800.0
 """Seconds for which full GPUs must idle: an evaluation or a rollout takes minutes."""
 SHARE_SECONDS = 600.0
 """Seconds for which most of a job's time must go into collectives."""
-DETOUR_SECONDS = 120.0
-"""Seconds over which a job's steps and its traffic are measured."""
 SLOW = "DshealthdJobSlow"
 
 
@@ -202,29 +200,4 @@ def _variance(series: Series, labels: Mapping[str, Any]) -> float:
     return max(now, *(value for _, value in series.mean(name, HOUR, **labels)), 0.0)
 
 
-def detours(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings about jobs that go on over the node's other ports while a fabric port is
-    down.
-    """
-    down, enough = fabric.fabric_down(series), series.limits.failover_bytes_per_second
-    sent = sum(
-        moved / DETOUR_SECONDS
-        for labels, moved in series.rise("infiniband_port_transmit_bytes_total", DETOUR_SECONDS)
-        if (labels["device"], labels["port"]) not in down
-    )
-    moving = {
-        labels["training_job"]
-        for labels, steps in series.rise("job_step", DETOUR_SECONDS)
-        if steps > 0
-    }
-    answers = list(series("job_nccl_answers_without_progress"))
-    moving |= {labels["training_job"] for labels, idle in answers if idle == 0}
-    judged = {labels["training_job"] for labels, _ in (*series("job_step"), *answers)}
-    for (job,) in series.parts("job_run_info", "training_job"):
-        # A job that hangs or ends has its own alert; the port has its page in any case.
-        if down and sent > enough and (job in moving or job not in judged):
-            alert, name = "DshealthdJobOnFewerPorts", "infiniband_port_up"
-            yield Sign(alert, job=job, value=float(len(down)), limit=0, source=name)
-
-
-RULES = (starved, inputs, steps, ranks, detours)
+RULES = (starved, inputs, steps, ranks)

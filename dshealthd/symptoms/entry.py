@@ -58,9 +58,14 @@ class EntryError(ValueError):
 class FleetRule:
     """How several nodes decide together whether there is an alert for a finding, and where."""
 
-    expr: str
+    expr: str = ""
     """Of a finding, it reads those of the nodes as `dshealthd_finding{FINDING}`, and may read more;
-    its result has the labels that the finding's sentences name.
+    its result has the labels that the finding's sentences name, unless `places` do. Empty: as
+    without a rule.
+    """
+    places: str = ""
+    """A query for the places that the sentences of a job's alert are about, of which they name the
+    first. FINDING, JOB and NODE select those of the alert.
     """
     ticket: str = ""
     """The expression under which what is a page otherwise is a ticket."""
@@ -94,6 +99,8 @@ class Alert(FleetRule):
     """
     component: str
     """The kind of part it concerns, one of COMPONENTS; a label used for inhibition."""
+    expr: str = field()
+    """In PromQL."""
     summary: str
     """What is broken, without templates, so that all alerts of one name can share it as a title."""
     description: str = field()
@@ -153,7 +160,9 @@ class FindingType:
     or else `class`.
     """
     rule: FleetRule | None = None
-    """How several nodes decide; None if the alert is each node's finding."""
+    """How several nodes decide; None if the alert is each node's finding, or that of a job, however
+    many of its nodes find it.
+    """
 
     def first_step(self, case: str) -> str:
         """Return the first step of a finding, or that of one of its cases."""

@@ -114,9 +114,9 @@ def _filled(sentence: str, label: Callable[[str], str], value: Callable[[str], s
     )
 
 
-def has_value(sentence: str) -> bool:
-    """Return whether the sentence says the finding's value."""
-    return any(match[1] == "value" for match in _PLACEHOLDER.finditer(sentence))
+def placeholders(sentence: str) -> set[str]:
+    """Return what the sentence names: labels, and `value` if it says the finding's value."""
+    return {match[1] for match in _PLACEHOLDER.finditer(sentence)}
 
 
 def _checked(sentence: str) -> str:

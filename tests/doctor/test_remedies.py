@@ -40,7 +40,6 @@ CHECKS = {
     "host-errors": (SCENES, "test_snapshot_check::test_findings_of_an_agent"),
     "infiniband": (STATE, "test_network_checks::test_infiniband_ports_of_one_board"),
     "job-ends": (SCENES, "test_snapshot_check::test_findings_of_an_agent"),
-    "job-ports": (SCENES, "test_snapshot_check::test_findings_of_an_agent"),
     "job-devices": (STATE, "test_running_jobs::test_ranks_devices_and_variables"),
     "job-hangs": (SCENES, "test_snapshot_check::test_findings_of_an_agent"),
     "job-cpus": (SCENES, "test_snapshot_check::test_findings_of_an_agent"),

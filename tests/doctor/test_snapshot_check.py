@@ -90,7 +90,6 @@ WELL: dict[SnapshotCheck, Scene] = {
     named("job-hangs"): (("job_ranks", 1, JOB, "run"),),
     named("job-heartbeats"): (),
     named("job-losses"): (("job_loss_finite", 1, JOB, "0"),),
-    named("job-ports"): (),
     named("job-steps"): (("job_loss_scale", 65536, JOB, "0"),),
     named("nccl-releases"): (),
 }

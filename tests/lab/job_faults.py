@@ -66,14 +66,16 @@ class JobFault:
         nodes.
         """
         expected = {"symptom": self.symptom, **self.labels}
-        if (node := self.at(nodes)) is not None:
+        description, node = alert.annotations["description"], self.at(nodes)
+        if node is not None and "node" in alert.labels:  # else only its text names the node
             expected["node"] = node
         if self.rank is not None and not self.says:
             expected["rank"] = str(self.rank)
         return (
             alert.receiver == self.receiver
             and expected.items() <= alert.labels.items()
-            and re.search(self.says, alert.annotations["description"]) is not None
+            and (node or "") in description
+            and re.search(self.says, description) is not None
         )
 
 

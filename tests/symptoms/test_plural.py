@@ -8,17 +8,12 @@ from collections.abc import Iterator
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.sentence import LABELS, text
 from tests.singular import ONE_OF_MANY
-from tests.symptoms.promtool import rendered
+from tests.symptoms.promtool import rendered, rule_groups
 
 DESCRIPTIONS = [
-    (entry.name, entry.description, entry.expr + entry.ticket)
-    for symptom in all_symptoms().values()
-    for entry in symptom.alerts
-] + [
-    (finding.name, finding.rule.case + finding.rule.description, finding.rule.expr)
-    for symptom in all_symptoms().values()
-    for finding in symptom.findings
-    if finding.rule and finding.rule.description
+    (rule["alert"], rule["annotations"]["description"], rule["expr"])
+    for _, rule in rule_groups()
+    if "alert" in rule
 ]
 FINDINGS = [finding for symptom in all_symptoms().values() for finding in symptom.findings]
 NEVER_ONE = {

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dshealthd.symptoms.sentence import FORMS, SentenceError, has_value, template, text
+from dshealthd.symptoms.sentence import FORMS, SentenceError, placeholders, template, text
 
 LABELS = {"node": "n1", "part": "GPU 3", "reason": "gpu_lost", "training_job": "llama"}
 
@@ -19,7 +19,7 @@ def test_labels_are_filled_in() -> None:
         template(sentence)
         == "{{ $labels.part }} of {{ $labels.node }} is lost ({{ $labels.reason }})."
     )
-    assert not has_value(sentence)
+    assert placeholders(sentence) == {"node", "part", "reason"}
 
 
 @pytest.mark.parametrize(

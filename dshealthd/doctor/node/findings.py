@@ -316,13 +316,6 @@ CHECKS = (
         *("job_environment", "gpu_processes"),
     ),
     snapshot_check(
-        "slow-communication",
-        "job-ports",
-        "Training jobs use all ports of the fabric",
-        "infiniband",
-        alerts="DshealthdJobOnFewerPorts",
-    ),
-    snapshot_check(
         "device-ordinal",
         "job-devices",
         "Ranks of running jobs see their GPUs",
