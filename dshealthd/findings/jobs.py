@@ -38,6 +38,10 @@ AT_ONCE = 1.0
 """Seconds within which the order of ends says little: a rank whose peer is killed fails within
 milliseconds, and an agent without a CPU notices either end late.
 """
+GRACE = 30.0
+"""The same where the kernel reports an OOM kill, as a node without memory notices it seconds later:
+launchers leave ranks at least that long before SIGKILL (torchrun, DeepSpeed, Slurm, Kubernetes).
+"""
 ENDS = {
     "failed": "ended with an error",
     "killed": "was killed (SIGKILL)",
@@ -118,7 +122,7 @@ def ends(series: Series, wall: float) -> Iterator[Sign]:
     here = {labels["training_job"] for labels, _ in ranks_before}
     alone = len(here | ended.keys()) == 1
     for job, ranks in ended.items():
-        at, labels = _first(ranks)
+        at, labels = _first(ranks, GRACE if killed else AT_ONCE)
         if (how := labels["how"]) not in ENDS:
             continue
         said = ENDS[how]
@@ -142,15 +146,17 @@ def ends(series: Series, wall: float) -> Iterator[Sign]:
         )
 
 
-def _first(ended: Sequence[tuple[float, Mapping[str, str]]]) -> tuple[float, Mapping[str, str]]:
+def _first(
+    ended: Sequence[tuple[float, Mapping[str, str]]], at_once: float
+) -> tuple[float, Mapping[str, str]]:
     """Return the end that the others follow from, as `dshealthd:job:rank_ended` has it: the first,
-    or, if that is an error, a SIGKILL at about that time. Errors follow from it, and not it from
-    them.
+    or, if that is an error, a SIGKILL less than `at_once` seconds later. Errors follow from it, and
+    not it from them.
     """
     at, labels = first = min(ended, key=itemgetter(0))
     if labels["how"] != "failed":
         return first
-    killed = [end for end in ended if end[1]["how"] == "killed" and end[0] < at + AT_ONCE]
+    killed = [end for end in ended if end[1]["how"] == "killed" and end[0] < at + at_once]
     return min(killed, key=itemgetter(0), default=first)
 
 

@@ -170,6 +170,17 @@ def test_memory_that_ran_out(minutes: int, explains: bool) -> None:  # noqa: FBT
     assert ("OOM" in end.reason) is explains
 
 
+@pytest.mark.parametrize(("seconds", "first"), [(29, "rank 1"), (31, "rank 0")])
+def test_oom_kill_that_is_noticed_late(seconds: int, first: str) -> None:
+    """It comes before an error that is noticed earlier, unless the launcher may have killed."""
+    past = Past()
+    failed = ENDED(100.0, "run-1", "0", "failed")
+    killed = ENDED(100.0 + seconds, "run-1", "1", "killed")
+    for count in (0.0, 1.0):
+        (end,) = ends(Series([OOM(count), failed, killed], past=past, now=60.0 * count), 0.0)
+    assert end.reason.startswith(first)
+
+
 @pytest.mark.parametrize(
     ("event", "how", "said"),
     [
