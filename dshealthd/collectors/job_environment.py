@@ -113,7 +113,8 @@ PROBLEMS = gauge(
 FINGERPRINT = gauge(
     "dshealthd_job_setting_fingerprint",
     "48-bit digest of an NCCL setting that must be the same on all ranks, over the run's ranks "
-    "on this node; absent if no rank sets it, or a rank's settings cannot be read.",
+    "on this node; absent if no rank sets it, or a rank's settings cannot be read. With an empty "
+    "variable: 0 if those of all its ranks can.",
     *("training_job", "run", "variable"),
 )
 DECLINED = gauge(
@@ -338,6 +339,7 @@ class JobEnvironment(Collector):
         told = [self._of(process) for process in run.processes]
         if any(one.fault is not None for one in told):
             return  # it may be set where that cannot be read
+        yield FINGERPRINT(0, run.job, run.name, "")
         for variable in NCCL_COMMON:
             found = {one.settings.get(variable) for one in told}
             if found != {None}:
