@@ -70,5 +70,5 @@ def attach(
     else:
         follow_optimizer(heartbeat, optimizer, scaler)
         if model is not None:
-            follow_model(heartbeat, model)
+            follow_model(heartbeat, model, heartbeat.installed)
     return heartbeat

@@ -8,6 +8,11 @@ import os
 
 from dshealthd.training.message import PAGE, POSITION, POSITION_AT, PROCESS_AT, ROOM, SLOT, WAIT_AT
 
+_kept: list[object] = []
+"""Mappings that are never freed: each would close the number of a descriptor that is not ours."""
+# The interpreter drops this after the program's files: modules go before those are flushed.
+os.register_at_fork(before=_kept.__len__)
+
 _NOEXEC_SEAL = 8
 """MFD_NOEXEC_SEAL: without it Linux 6.3 and newer warn or refuse; older kernels do not know it."""
 
@@ -22,6 +27,7 @@ class Page:
         """Prepare a page of heartbeats; create nothing yet."""
         self._memory: mmap.mmap | None = None
         self._file = -1
+        self._status: os.stat_result | None = None
         self._offset = 0
         self._map(bytearray(PAGE))
 
@@ -61,13 +67,25 @@ class Page:
     def close(self) -> None:
         """Close the heartbeat's page.
 
-        The memory is unmapped with its last view, which another thread may be writing to.
+        The memory is unmapped with its last view, which another thread may be writing to. It has a
+        duplicate of the descriptor. Where a program has closed all that it did not know, to become
+        a daemon, both numbers may be those of its own files by now, and are left alone.
         """
-        self._memory = None
+        memory, self._memory = self._memory, None
         self._map(bytearray(PAGE))
         file, self._file = self._file, -1
-        if file >= 0:
+        if file < 0:
+            return
+        if self._is_ours(file):
             os.close(file)
+        else:
+            _kept.append(memory)
+
+    def _is_ours(self, file: int) -> bool:
+        try:
+            return self._status is not None and os.path.samestat(os.fstat(file), self._status)
+        except OSError:
+            return False
 
     @property
     def is_open(self) -> bool:
@@ -81,6 +99,7 @@ class Page:
             self._file = os.memfd_create("dshealthd-heartbeat", flags | _NOEXEC_SEAL)
         except OSError:
             self._file = os.memfd_create("dshealthd-heartbeat", flags)
+        self._status = os.fstat(self._file)
         os.ftruncate(self._file, PAGE)
         fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         memory = mmap.mmap(self._file, PAGE)
