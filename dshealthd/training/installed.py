@@ -6,7 +6,8 @@ Beside hooks of torch's own, which it removes itself, there are two ways:
 - `follow` puts a descriptor into the class of one of the program's objects. That object alone finds
   our function; the class and everything else find their own. So nothing of ours is in the object,
   where copies and pickles of it would have it as well, nor in a pickle of the class: cloudpickle
-  and dill write a class of `__main__` whole.
+  and dill write a class of `__main__` whole. Where the program itself has put a function into the
+  object, ours takes its place there, and is copied and pickled as it.
 
 Neither nests: what an ended heartbeat could not take out, as somebody had wrapped it meanwhile, is
 not wrapped again. Neither holds an object or a class of the program.
@@ -74,9 +75,25 @@ class Installed:
 
     def follow(self, target: Any, name: str, wrap: Wrap) -> None:
         """Wrap a method of one object; both functions take the object first."""
+        if name in vars(target):
+            self._follow_own(target, name, wrap)
+            return
         place = _Method(target, name)
         call = place.call()
         self._put(place, functools.wraps(call)(wrap(call)))
+
+    def _follow_own(self, target: Any, name: str, wrap: Wrap) -> None:
+        """Wrap what the program has put into an object in place of its class's method."""
+        called, reference = _Own(target, vars(target)[name], wrap), weakref.ref(target)
+        own = weakref.ref(called)
+
+        def undo() -> None:
+            target, called = reference(), own()
+            if target is not None and called is not None and vars(target).get(name) is called:
+                setattr(target, name, called.own)
+
+        setattr(target, name, called)
+        self.add(undo)
 
     def change(self, target: Any, name: str, value: Any) -> None:
         """Have one object find another value in place of its class's."""
@@ -100,14 +117,8 @@ class _Place:
     __slots__ = ("__weakref__", "_kind", "_name", "changed", "own", "target")
 
     def __init__(self, target: Any, name: str) -> None:
-        """Prepare to change what `target` finds by this name; TypeError if it is not its class's,
-        AttributeError if there is none.
-        """
+        """Prepare to change what `target` finds by this name."""
         kind = type(target)
-        getattr(kind, name)
-        if name in vars(target):
-            message = f"`{name}` of this {kind.__name__} is not its class's"
-            raise TypeError(message)
         own = vars(kind).get(name)
         while isinstance(own, _Place) and own.target() is None:
             own = own.own
@@ -172,6 +183,22 @@ class _Method(_Place):
             return original(instance)(*arguments, **named)
 
         return functools.wraps(original(None, kind))(inherited if own is None else bound)
+
+
+class _Own:
+    """What an object has in place of its class's method, changed; its copies have the original."""
+
+    def __init__(self, target: Any, own: Callable[..., Any], wrap: Wrap) -> None:
+        functools.update_wrapper(self, own)
+        self.own = own
+        self._target = weakref.ref(target)
+        self._changed = wrap(lambda _target, *arguments, **named: own(*arguments, **named))
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._changed(self._target(), *arguments, **named)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return operator.getitem, ((self.own,), 0)
 
 
 def compiling() -> Callable[[], bool]:
