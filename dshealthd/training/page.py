@@ -8,10 +8,10 @@ import os
 
 from dshealthd.training.message import PAGE, POSITION, POSITION_AT, PROCESS_AT, ROOM, SLOT, WAIT_AT
 
-_kept: list[object] = []
-"""Mappings that are never freed: each would close the number of a descriptor that is not ours."""
-# The interpreter drops this after the program's files: modules go before those are flushed.
-os.register_at_fork(before=_kept.__len__)
+_mapped: set[object] = set()
+"""Pages of memory, each of which closes a descriptor as it is freed: only while that is ours."""
+# The interpreter lets go of this after it has flushed the program's files, of modules before.
+os.register_at_fork(before=_mapped.__len__)
 
 _NOEXEC_SEAL = 8
 """MFD_NOEXEC_SEAL: without it Linux 6.3 and newer warn or refuse; older kernels do not know it."""
@@ -72,14 +72,13 @@ class Page:
         a daemon, both numbers may be those of its own files by now, and are left alone.
         """
         memory, self._memory = self._memory, None
-        self._map(bytearray(PAGE))
         file, self._file = self._file, -1
         if file < 0:
             return
+        self._map(bytearray(PAGE))
         if self._is_ours(file):
             os.close(file)
-        else:
-            _kept.append(memory)
+            _mapped.discard(memory)
 
     def _is_ours(self, file: int) -> bool:
         try:
@@ -103,6 +102,7 @@ class Page:
         os.ftruncate(self._file, PAGE)
         fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         memory = mmap.mmap(self._file, PAGE)
+        _mapped.add(memory)
         memory[:] = self._words.tobytes()
         self._map(memory)
         self._memory = memory
