@@ -122,7 +122,9 @@ def _is_signal_handlers(error: Exception) -> bool:
     Whatever is registered by then, a handler is a function that is given the frame from which it is
     called: the one that the signal interrupted.
     """
-    for frame, _line in traceback.walk_tb(error.__traceback__):
+    # Without the first frame, of the guard: what it has, this exception too, would refer to itself.
+    entry = error.__traceback__
+    for frame, _line in traceback.walk_tb(entry and entry.tb_next):
         code = frame.f_code
         count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & _VARARGS)
         names = code.co_varnames[:count]

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import gc
+import importlib
 import inspect
 import logging
 import math
@@ -16,6 +17,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -212,6 +214,26 @@ def test_a_class_that_does_not_let_us_go(agents_end: AgentsEnd) -> None:
     assert agents_end.message().step == 2
 
 
+@pytest.mark.usefixtures("without_garbage_collection")
+def test_an_error_keeps_nothing_alive() -> None:
+    """What our code was given as it failed, such as a model, is freed when its program lets go."""
+
+    class Model:
+        """Something that is no model."""
+
+        def parameters(self) -> Any:
+            """Fail."""
+            raise NotImplementedError
+
+    model = Model()
+    with contextlib.closing(Heartbeat()) as heartbeat:
+        heartbeat.forward_began(model)
+        assert heartbeat.closed
+        freed = weakref.ref(model)
+        del model
+        assert freed() is None
+
+
 class Unwilling(logging.Handler):
     """A program's handler of its log, for which a warning is an error."""
 
@@ -357,6 +379,24 @@ def test_other_imports_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     # Where there is no torch, that is what the program is told.
     monkeypatch.setattr(watch, "MODULE", "no_such_module")
     assert hook.find_spec("no_such_module", None) is None
+
+
+def test_a_module_that_was_waited_for_is_as_any_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is registered as it is imported is registered once, also where it is loaded again."""
+    (tmp_path / "optimizers.py").touch()
+    registered: list[int] = []
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [watch.OptimizerImportHook(), *sys.meta_path])
+    monkeypatch.setattr(watch, "MODULE", "optimizers")
+    monkeypatch.setattr(watch, "register", lambda: registered.append(1))
+    module = importlib.import_module("optimizers")
+    assert module.__spec__ is not None
+    assert "exec_module" not in vars(module.__spec__.loader)
+    importlib.reload(module)
+    assert registered == [1]
+    del sys.modules["optimizers"]
 
 
 def test_search_for_the_model_leaves_other_threads_alone() -> None:

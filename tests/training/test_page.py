@@ -47,7 +47,7 @@ ends."""
 @pytest.mark.parametrize("how", ["closed", "deleted", "left"])
 def test_descriptors_of_the_program_are_left_alone(tmp_path: Path, how: str) -> None:
     """A number that was the page's, and is a file's of the program by now, is not closed."""
-    command = [sys.executable, "-c", DAEMON, tmp_path, how]
+    command = [sys.executable, "-c", DAEMON, str(tmp_path), how]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
     assert ended.stderr == ""
     assert [file.read_text() for file in sorted(tmp_path.iterdir())] == ["mine"] * 5
