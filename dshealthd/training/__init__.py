@@ -49,7 +49,8 @@ def attach(
     result of `torch.compile`. It adds the stage of a step and the time of its input.
     `scaler` is the `torch.amp.GradScaler` that steps the optimizer. It adds skipped steps and the
     loss scale. `step` is the number of steps before this run, for a resumed job; an engine keeps
-    its own count. `report` makes rank 0 print at its exit where its time went, as
+    its own count. A process has one heartbeat: for its next training, attach again; that closes the
+    heartbeat before. `report` makes rank 0 print at its exit where its time went, as
     `DSHEALTHD_REPORT=1` does.
 
     If something cannot be attached to, one warning is logged and training goes on without it. The
@@ -70,5 +71,5 @@ def attach(
     else:
         follow_optimizer(heartbeat, optimizer, scaler)
         if model is not None:
-            follow_model(heartbeat, model)
+            follow_model(heartbeat, model, heartbeat.installed)
     return heartbeat

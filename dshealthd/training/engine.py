@@ -1,7 +1,5 @@
 """Steps and checkpoints of a DeepSpeed engine, noticed by wrapping its methods: it has no hooks.
 
-Only the methods of this one engine object are wrapped, and each wrapper calls the original.
-
 Only numbers that the engine keeps on the host are read. Written against DeepSpeed 0.19; an
 attribute that a release lacks is not reported.
 """
@@ -10,14 +8,15 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.training.heartbeat import Heartbeat, never_raise
+from dshealthd.training.heartbeat import Heartbeat, never_raise, step_count
 from dshealthd.training.model import follow as follow_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from dshealthd.training.installed import Wrap
 
 
 @never_raise
@@ -28,31 +27,32 @@ def follow(heartbeat: Heartbeat, engine: Any) -> None:
     if not (hasattr(engine, "global_steps") and hasattr(engine, "step")):
         message = f"{type(engine).__name__} is not a DeepSpeed engine"
         raise TypeError(message)
-    heartbeat.steps = engine.global_steps
+    heartbeat.steps = step_count(engine.global_steps)
+    installed = heartbeat.installed
     if hasattr(engine, "train_batch"):  # a pipeline engine, which makes its steps itself
-        after(heartbeat, engine, "train_batch", lambda loss: _step(heartbeat, engine, loss))
+        installed.follow(engine, "train_batch", after(functools.partial(_step, heartbeat)))
         _follow_pipeline(heartbeat, engine)
     else:
-        after(heartbeat, engine, "step", lambda _: _step(heartbeat, engine, None))
-        _before(heartbeat, engine, "backward", heartbeat.loss)
-        follow_model(heartbeat, engine)
-    _around(
-        heartbeat,
-        engine,
-        "save_checkpoint",
-        "checkpoint",
-        functools.partial(_saved, heartbeat, engine),
-    )
-    _around(heartbeat, engine, "load_checkpoint", "checkpoint")
-    _around(heartbeat, engine, "eval_batch", "evaluation")
-    _before(heartbeat, engine, "eval", lambda: heartbeat.enter("evaluation"))
-    _before(
-        heartbeat,
-        engine,
-        "train",
-        lambda mode=True: heartbeat.enter("training" if mode else "evaluation"),
-    )
+        installed.follow(engine, "step", after(lambda engine, _: _step(heartbeat, engine, None)))
+        installed.follow(engine, "backward", _before(heartbeat.loss))
+        follow_model(heartbeat, engine, installed)
+    phases = {
+        "save_checkpoint": _around(heartbeat, "checkpoint", functools.partial(_saved, heartbeat)),
+        "load_checkpoint": _around(heartbeat, "checkpoint"),
+        "eval_batch": _around(heartbeat, "evaluation"),
+        "eval": _before(functools.partial(heartbeat.enter, "evaluation")),
+        "train": _before(functools.partial(_entered, heartbeat)),
+    }
+    for name, wrap in phases.items():
+        if hasattr(type(engine), name):
+            installed.follow(engine, name, wrap)
     heartbeat.communication = Communication()
+
+
+@never_raise
+def _entered(heartbeat: Heartbeat, mode: bool = True) -> None:  # noqa: FBT001, FBT002 - as torch
+    """Report `engine.train(mode)`."""
+    heartbeat.enter("training" if mode else "evaluation")
 
 
 def _follow_pipeline(heartbeat: Heartbeat, engine: Any) -> None:
@@ -60,35 +60,34 @@ def _follow_pipeline(heartbeat: Heartbeat, engine: Any) -> None:
 
     A rank that exchanges with another stage may wait for it: it is as far as it can be.
     """
-    heartbeat.parameters = engine.module.parameters
     heartbeat.pipeline_stage = engine.stage_id
     instructions = dict(engine._INSTRUCTION_MAP)  # noqa: SLF001 - the methods are called from there
 
+    # The engine's class has what is called: it must not refer to the module.
     def marked(
-        method: Callable[..., Any], begin: Callable[[], object], end: Callable[[], object] | None
+        method: Callable[..., Any], begin: Callable[[Any], object], end: Callable[[], object]
     ) -> Callable[..., Any]:
         @functools.wraps(method)
         def called(engine: Any, *arguments: Any, **named: Any) -> Any:
             if not engine.module.training:
                 return method(engine, *arguments, **named)
-            begin()
+            begin(engine.module)
             result = method(engine, *arguments, **named)
-            if end is not None:
-                end()
+            end()
             return result
 
         return called
 
-    forward_began = functools.partial(heartbeat.forward_began, engine.module)
     for instruction, method in instructions.items():
         name = instruction.__name__
         if name == "LoadMicroBatch":
-            instructions[instruction] = marked(method, heartbeat.load_began, heartbeat.load_ended)
+            marks = lambda _: heartbeat.load_began(), heartbeat.load_ended
         elif name == "ForwardPass":
-            instructions[instruction] = marked(method, forward_began, heartbeat.forward_ended)
+            marks = heartbeat.forward_began, heartbeat.forward_ended
         else:
-            instructions[instruction] = marked(method, heartbeat.exchange_began, None)
-    _replace(heartbeat, engine, "_INSTRUCTION_MAP", instructions)
+            marks = lambda _: heartbeat.exchange_began(), lambda: None
+        instructions[instruction] = marked(method, *marks)
+    heartbeat.installed.change(engine, "_INSTRUCTION_MAP", instructions)
 
 
 @never_raise
@@ -157,69 +156,48 @@ def _optimizer_files(engine: Any) -> int | None:
     return ranks * int(copies)
 
 
-def after(heartbeat: Heartbeat, engine: Any, name: str, then: Callable[[Any], None]) -> None:
-    """Call `then` with the result of each call of a method of an engine, or of a scaler."""
-    method = getattr(engine, name)
+def after(then: Callable[[Any, Any], object]) -> Wrap:
+    """Have `then` called with an object and the result of each call of its method."""
 
-    @functools.wraps(method)
-    def called(*arguments: Any, **named: Any) -> Any:
-        result = method(*arguments, **named)
-        then(result)
-        return result
+    def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+        def called(engine: Any, *arguments: Any, **named: Any) -> Any:
+            result = method(engine, *arguments, **named)
+            then(engine, result)
+            return result
 
-    _replace(heartbeat, engine, name, called)
+        return called
+
+    return wrap
 
 
-def _before(heartbeat: Heartbeat, engine: Any, name: str, first: Callable[..., None]) -> None:
-    """Call `first` with the first argument before each call of an engine's method."""
-    method = getattr(engine, name)
+def _before(first: Callable[..., None]) -> Wrap:
+    """Have `first` called with the first argument before each call of an engine's method."""
 
-    @functools.wraps(method)
-    def called(*arguments: Any, **named: Any) -> Any:
-        first(*(arguments or tuple(named.values()))[:1])
-        return method(*arguments, **named)
+    def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+        def called(engine: Any, *arguments: Any, **named: Any) -> Any:
+            first(*(arguments or tuple(named.values()))[:1])
+            return method(engine, *arguments, **named)
 
-    _replace(heartbeat, engine, name, called)
+        return called
+
+    return wrap
 
 
 def _around(
-    heartbeat: Heartbeat,
-    engine: Any,
-    name: str,
-    phase: str,
-    then: Callable[..., object] | None = None,
-) -> None:
-    """Mark each call of an engine's method as a phase; an engine need not have the method.
+    heartbeat: Heartbeat, phase: str, then: Callable[..., object] = lambda *_, **__: None
+) -> Wrap:
+    """Mark each call of an engine's method as a phase; `then` is called with its arguments."""
 
-    `then` is called with the method's arguments once it has returned.
-    """
-    method = getattr(engine, name, None)
-    if method is None:
-        return
+    def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+        def called(engine: Any, *arguments: Any, **named: Any) -> Any:
+            with heartbeat.phase(phase):
+                result = method(engine, *arguments, **named)
+            then(engine, *arguments, **named)
+            return result
 
-    @functools.wraps(method)
-    def called(*arguments: Any, **named: Any) -> Any:
-        with heartbeat.phase(phase):
-            result = method(*arguments, **named)
-        if then is not None:
-            then(*arguments, **named)
-        return result
+        return called
 
-    _replace(heartbeat, engine, name, called)
-
-
-def _replace(heartbeat: Heartbeat, engine: Any, name: str, called: Any) -> None:
-    """Set an engine's attribute until the heartbeat is closed, which does not keep the engine."""
-    reference, mark = weakref.ref(engine), id(called)
-
-    def undo() -> None:
-        engine = reference()
-        # Else the engine is gone, or somebody has wrapped it after us.
-        if engine is not None and id(vars(engine).get(name)) == mark:
-            delattr(engine, name)
-
-    setattr(engine, name, called)
-    heartbeat.on_close(undo)
+    return wrap
 
 
 class Communication:

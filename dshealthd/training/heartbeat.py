@@ -9,16 +9,16 @@ import logging
 import math
 import operator
 import os
-import signal
 import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from dshealthd.training import report, waits
+from dshealthd.training.installed import Installed
 from dshealthd.training.message import (
     GROUP_BIT,
     MAX_COUNT,
@@ -38,9 +38,6 @@ from dshealthd.training.saved import Saved
 from dshealthd.training.saved import encode as encode_saved
 from dshealthd.training.step_timer import Average, StepTimer
 
-if TYPE_CHECKING:
-    from types import FrameType
-
 log = logging.getLogger("dshealthd.training")
 
 SLOW_INTERVAL = 1.0
@@ -49,13 +46,28 @@ read."""
 ALIKE = 10
 """Steps with equally many forward passes from which on the next one is expected to have as many."""
 
+_VARARGS = 4  # `inspect.CO_VARARGS`, without an import that each process would pay for
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-_heartbeats: weakref.WeakSet[Heartbeat] = weakref.WeakSet()
+_newest: list[weakref.ref[Heartbeat]] = []
+"""The one heartbeat of this process; none before the first."""
+
+
+def _current() -> Heartbeat | None:
+    return _newest[0]() if _newest else None
+
+
+def _replace_current(heartbeat: Heartbeat) -> None:
+    before = _current()
+    if before is not None:
+        before.end_for_next()
+    _newest[:] = [weakref.ref(heartbeat)]
 
 
 def _forked() -> None:
-    for heartbeat in _heartbeats:
+    heartbeat = _current()
+    if heartbeat is not None:
         heartbeat.restart()
 
 
@@ -63,11 +75,11 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def reports() -> bool:
-    """Return whether this process has a heartbeat."""
-    return any(not heartbeat.closed for heartbeat in _heartbeats)
+    """Return whether this process has a heartbeat, or one that has ended."""
+    return _current() is not None
 
 
-def _count(steps: int) -> int:
+def step_count(steps: int) -> int:
     """Return a number of steps that fits the position; TypeError or ValueError if it is none. What
     stores the position has no handler of exceptions, for its cost.
     """
@@ -83,6 +95,9 @@ def never_raise(method: Method) -> Method:
 
     The first exception is logged and ends the heartbeat. One that a signal handler of the training
     raises meanwhile is the training's.
+
+    Nothing is done while a CUDA graph is captured: to record an event, or to ask for one, would
+    become a part of the graph, or fail the capture.
     """
 
     @functools.wraps(method)
@@ -90,7 +105,7 @@ def never_raise(method: Method) -> Method:
         if heartbeat.closed:
             return None
         try:
-            return method(heartbeat, *arguments, **named)
+            return None if heartbeat.captures() else method(heartbeat, *arguments, **named)
         except Exception as error:
             # Neither our bugs nor a new torch or DeepSpeed may end a training job.
             if _is_signal_handlers(error):
@@ -102,21 +117,29 @@ def never_raise(method: Method) -> Method:
 
 
 def _is_signal_handlers(error: Exception) -> bool:
-    """Return whether a handler of a signal raised an exception: a preemption, a time limit."""
-    codes = set()
-    for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
-        # it has the code of an object that is a handler
-        call = getattr(handler, "__call__", None)  # noqa: B004
-        for function in (handler, getattr(handler, "func", None), call):
-            codes.add(getattr(function, "__code__", None))
-    return any(frame.f_code in codes for frame, _line in traceback.walk_tb(error.__traceback__))
+    """Return whether a handler of a signal raised an exception: a preemption, a time limit.
+
+    Whatever is registered by then, a handler is a function that is given the frame from which it is
+    called: the one that the signal interrupted.
+    """
+    # Without the first frame, of the guard: what it has, this exception too, would refer to itself.
+    entry = error.__traceback__
+    for frame, _line in traceback.walk_tb(entry and entry.tb_next):
+        code = frame.f_code
+        count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & _VARARGS)
+        names = code.co_varnames[:count]
+        for value in map(frame.f_locals.get, names) if names else ():
+            for part in value if type(value) is tuple else (value,):
+                if part is not None and part is frame.f_back:
+                    return True
+    return False
 
 
 class Heartbeat(Position):
     """A reporter of every step to the agent.
 
-    A process has one. It survives fork: the child becomes a sender of its own.
+    A process has one: a new one closes the one before, as where a program makes several trainings
+    one after the other. It survives fork: the child becomes a sender of its own.
 
     Each step and each of its stages moves the position, two words of the page. All else is told by
     a message at the end of a step that is measured: of all steps, if they are long enough
@@ -141,6 +164,7 @@ class Heartbeat(Position):
         """Prepare. `step` counts the steps of earlier runs, `reports` is whether rank 0 prints at
         its exit where its time went.
         """
+        _replace_current(self)
         self._page = Page()
         super().__init__(0, *self._page.position)
         self.closed = os.environ.get("DSHEALTHD_HEARTBEAT") == "0"
@@ -159,7 +183,8 @@ class Heartbeat(Position):
         self._norm = Readback()
         self._memory: DeviceMemory | None = None
         self._communication: float | None = None
-        self._undo: list[Callable[[], object]] = []
+        self.installed = Installed()
+        self._in_result = self.installed.part()
         self._saves = 0
         self._waits = 0
         """Collectives so far in which the host has waited between two steps."""
@@ -174,9 +199,9 @@ class Heartbeat(Position):
         self._phase_began = 0.0
         self._evaluation, self._evaluated = 0.0, 0.0
         """Seconds of evaluation in no marked phase, and when its last forward pass ended."""
-        self.parameters: Callable[[], Iterator[Any]] | None = None
-        """Returns what is trained, which shows the device; it may move there after the engine was
-        made.
+        self.parameters: Callable[[], Iterable[Any]] = list
+        """Returns what is trained, which shows the device, and does not keep it alive. It may move
+        there after the optimizer was made.
         """
         self.pipeline_stage: int | None = None
         """The stage of the pipeline that this rank computes; None without a pipeline."""
@@ -185,16 +210,15 @@ class Heartbeat(Position):
         self.loss_scale: float | None = None
         self.communication: Callable[[], float | None] | None = None
         """Returns the seconds spent in collectives so far, without waiting."""
-        _heartbeats.add(self)
         self._continue(step)
         asked = reports or os.environ.get("DSHEALTHD_REPORT") == "1"
         self._reports = asked and not self.closed and report.place()[0] == "0"
         if self._reports:
-            atexit.register(self._report)
+            self.installed.add(functools.partial(atexit.unregister, atexit.register(self._report)))
 
     @never_raise
     def _continue(self, steps: int) -> None:
-        self.steps = self._counted = _count(steps)
+        self.steps = self._counted = step_count(steps)
 
     def step(self, step: int | None = None) -> None:
         """Report an optimizer step; `attach` does this by itself.
@@ -221,7 +245,7 @@ class Heartbeat(Position):
     @never_raise
     def _step(self, steps: int) -> None:
         """Report a step of which more is told than its position, or the next is measured."""
-        steps = _count(steps)
+        steps = step_count(steps)
         now = monotonic()
         self._counted += steps - self.steps - 1  # which this process has not made
         self.steps = steps
@@ -240,7 +264,7 @@ class Heartbeat(Position):
             self._describe()
         timer = self._step_timer
         if timer.device is None:
-            self._find_device()
+            self._find_device(self.parameters())
         if self.measures:
             counted, self._counted = self._counted, steps
             timer.step_ended(now, steps, steps - counted, self._mean.value)
@@ -275,8 +299,7 @@ class Heartbeat(Position):
     def _forward_began(self, model: Any, *, synchronizes: bool) -> None:
         now = monotonic()
         if self._step_timer.device is None:
-            self.parameters = self.parameters or model.parameters
-            self._find_device()
+            self._find_device(model.parameters())
         self._write_first()
         self._step_timer.input_ended(now)
         if synchronizes:
@@ -287,7 +310,7 @@ class Heartbeat(Position):
         """Report that the model within a wrapper begins to compute: the ranks have met."""
         self._step_timer.waited(self._entered, monotonic())
 
-    def forward_ended(self) -> None:
+    def forward_ended(self, _result: Any = None) -> None:
         """Report that the forward pass has ended."""
         self.stage = BACKWARD
         self._words[0] = self.steps << STEP_BIT | (self._passes & MAX_PASSES) << PASS_BIT | BACKWARD
@@ -315,7 +338,7 @@ class Heartbeat(Position):
     @never_raise
     def follow_backward(self, result: Any) -> None:
         """Report the wait at the end of the backward pass from `result`."""
-        waits.follow_backward(self, result)
+        waits.follow_backward(self, result, self._in_result)
 
     def load_began(self) -> None:
         """Report that a pipeline loads a micro-batch."""
@@ -369,14 +392,16 @@ class Heartbeat(Position):
         self._step_timer.waited(mark, monotonic())
 
     @never_raise
-    def collective_began(self, caller: FrameType, work: Any = None) -> bool:
+    def collective_began(self, work: Any = None) -> bool:
         """Report that the host waits in a collective, whose work this is; return whether its end
-        counts. `caller` is who waits.
+        counts.
 
         Only between two steps, where waits are few: within a step, all ranks wait for others.
         """
         if self.stage != INPUT or threading.get_ident() != self._thread:
             return False
+        # Who waits: the function of torch's that called ours, behind the guard; None in C code.
+        caller = sys._getframe(2).f_back  # noqa: SLF001 - documented
         self._waits = (self._waits + 1) & 0xFFFF
         kind = waits.awaited_operation(work) + 1 | waits.group(caller) << GROUP_BIT
         self._page.wait(kind, self._waits)
@@ -464,8 +489,18 @@ class Heartbeat(Position):
         """Stop sending heartbeats, and detach from everything that was attached to."""
         self._report()
         self._end()
-        while self._undo:
-            self._undo.pop()()
+        try:
+            self.installed.undo()
+        except Exception as error:
+            # A class of the program may not let us.
+            if _is_signal_handlers(error):
+                raise
+
+    def end_for_next(self) -> None:
+        """Close, as another heartbeat takes this one's place."""
+        if self._first is None:  # then all its time is within the other's start
+            self._reports = False
+        self.close()
 
     @never_raise
     def _report(self) -> None:
@@ -494,14 +529,30 @@ class Heartbeat(Position):
             steps += 1
         report.show(times, steps, self._memory)
 
-    def on_close(self, undo: Callable[[], object]) -> None:
-        """Register `undo`, to be called by `close`."""
-        self._undo.append(undo)
+    def captures(self) -> bool:
+        """Return whether a CUDA graph is being captured; then the present step is not timed."""
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)  # torch may be half imported
+        if cuda is None or not cuda.is_initialized():
+            return False
+        captures: bool = cuda.is_current_stream_capturing()
+        if captures:
+            self._step_timer.interrupted()
+        return captures
 
     def give_up(self) -> None:
-        """End the heartbeat because of the exception being handled, and log it."""
-        log.warning("heartbeat stopped after an error; training goes on", exc_info=sys.exc_info())
+        """End the heartbeat because of the exception being handled, and log it.
+
+        As text: a log may keep what it is given, and an exception has all that is on its stack.
+        """
         self._end()
+        try:
+            log.warning(
+                "heartbeat stopped after an error; training goes on\n%s", traceback.format_exc()
+            )
+        except Exception as error:
+            # The program's handlers of its log may raise.
+            if _is_signal_handlers(error):
+                raise
 
     def _end(self) -> None:
         self.closed, self.measures = True, False
@@ -521,13 +572,12 @@ class Heartbeat(Position):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _find_device(self) -> None:
+    def _find_device(self, parameters: Iterable[Any]) -> None:
         """Start measuring, and following waits, on the device of what is trained."""
         torch = sys.modules.get("torch")
-        parameter = next(self.parameters(), None) if self.parameters is not None else None
+        parameter = next(iter(parameters), None)
         if torch is None or parameter is None:
             return
-        self.parameters = None  # which keeps alive what is trained
         self._step_timer.on(parameter.device.type, torch.cuda)
         waits.follow(self, parameter.device.type)
 

@@ -10,24 +10,27 @@ A module that is called within compiled code has no stages; that which `torch.co
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import logging
 import sys
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.training.heartbeat import Heartbeat, never_raise
+from dshealthd.training.installed import compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from dshealthd.training.installed import Installed
 
 log = logging.getLogger("dshealthd.training")
 
 
 @never_raise
-def follow(heartbeat: Heartbeat, model: Any) -> None:
-    """Report the stages of steps by the forward passes of `model`.
+def follow(heartbeat: Heartbeat, model: Any, installed: Installed) -> None:
+    """Report the stages of steps by the forward passes of `model`, until `installed` is undone.
 
     Those in evaluation mode are no step's.
     """
@@ -40,49 +43,44 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
     synchronized = distributed and next(iter(inner.buffers()), None) is not None
 
     # What is called must not refer to the model: garbage collection alone would free its memory.
-    def began(module: Any) -> None:
-        heartbeat.forward_began(module, synchronizes=synchronized)
-
     def computes(_module: Any) -> None:
         if synchronized and heartbeat.measures:
             heartbeat.synchronized()
 
     def ended(result: Any) -> None:
-        heartbeat.forward_ended()
-        if distributed and heartbeat.measures:
+        heartbeat.forward_ended(result)
+        if heartbeat.measures:
             heartbeat.follow_backward(result)
 
-    _around(heartbeat, model, began, ended, heartbeat.evaluated)
+    began = functools.partial(heartbeat.forward_began, synchronizes=True)
+    wrap = functools.partial(
+        _around,
+        began if synchronized else heartbeat.forward_began,
+        ended if distributed else heartbeat.forward_ended,
+        heartbeat.evaluated,
+    )
+    installed.follow(model, "__call__", wrap)
     if inner is not model:  # evaluations often call it alone
-        _around(heartbeat, inner, computes, lambda _result: None, heartbeat.evaluated)
+        wrap = functools.partial(_around, computes, lambda _result: None, heartbeat.evaluated)
+        installed.follow(inner, "__call__", wrap)
 
 
 def _around(
-    heartbeat: Heartbeat,
-    model: Any,
     began: Callable[[Any], None],
     ended: Callable[[Any], None],
     evaluated: Callable[[], None],
-) -> None:
-    """Call `began` with a module and `ended` with its result around each forward pass in training,
-    and `evaluated` after each of another.
+    call: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Return a module's `__call__` that calls `began` with the module and `ended` with the result
+    around each forward pass in training, and `evaluated` after each of another.
 
-    By its class, not by hooks, which are a part of the module: with ours `torch.save(model)` and
-    `torch.jit.script(model)` fail, and copies have them too. Outside of all hooks besides: FSDP 2
-    waits for parameters in one, and a rank that waits there has begun the step.
+    It is not done by hooks, which are a part of the module, and run inside it: FSDP 2 waits for
+    parameters in one, and a rank that waits there has begun the step.
     """
-    kind, compiling = type(model), _compiling()
-    followed: Callable[[], Any] = weakref.ref(model)
-    own = vars(kind).get("__call__")
-
-    def inherited(module: Any, *arguments: Any, **named: Any) -> Any:
-        return super(kind, module).__call__(*arguments, **named)
-
-    call = own or inherited
+    is_traced = compiling()
 
     def forward(module: Any, *arguments: Any, **named: Any) -> Any:
-        # The compiler takes the first for true, and traces nothing of ours.
-        if compiling() or module is not followed():
+        if is_traced():
             return call(module, *arguments, **named)
         if not module.training:
             result = call(module, *arguments, **named)
@@ -94,16 +92,13 @@ def _around(
             ended(result)
         return result
 
-    def undo() -> None:
-        if vars(kind).get("__call__") is not forward:  # somebody has wrapped it after us
-            return
-        if own is None:
-            del kind.__call__
-        else:
-            kind.__call__ = own
+    return forward
 
-    kind.__call__ = forward
-    heartbeat.on_close(undo)
+
+def trains(optimizer: Any, model: Any) -> bool:
+    """Return whether a module has all parameters of an optimizer."""
+    had = {id(parameter) for parameter in model.parameters()}
+    return all(id(one) in had for group in optimizer.param_groups for one in group["params"])
 
 
 def find(optimizer: Any) -> Any:
@@ -118,13 +113,7 @@ def find(optimizer: Any) -> Any:
     """
     modules = instances(sys.modules["torch"].nn.Module)
     held = {id(part) for module in modules for part in vars(module).get("_modules", {}).values()}
-    optimized = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    fitting = [
-        module
-        for module in modules
-        if id(module) not in held
-        and optimized <= {id(parameter) for parameter in module.parameters()}
-    ]
+    fitting = [module for module in modules if id(module) not in held and trains(optimizer, module)]
     return fitting[0] if len(fitting) == 1 else None
 
 
@@ -154,12 +143,3 @@ def _distributed(model: Any) -> bool:
     """Return whether a module, or the one that was compiled to it, is DistributedDataParallel."""
     module = getattr(model, "_orig_mod", model)
     return isinstance(module, sys.modules["torch"].nn.parallel.DistributedDataParallel)
-
-
-def _compiling() -> Callable[[], bool]:
-    """Return torch's test for whether a call is being traced.
-
-    The compiler evaluates it as true, so that nothing of ours is traced.
-    """
-    compiler = getattr(sys.modules["torch"], "compiler", None)
-    return getattr(compiler, "is_compiling", None) or (lambda: False)

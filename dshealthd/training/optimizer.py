@@ -11,13 +11,14 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.training import step_timer
 from dshealthd.training.engine import after
 from dshealthd.training.engine import follow as follow_engine
 from dshealthd.training.heartbeat import Heartbeat, never_raise
-from dshealthd.training.model import find, instances
+from dshealthd.training.installed import compiling
+from dshealthd.training.model import find, instances, trains
 from dshealthd.training.model import follow as follow_model
 from dshealthd.training.readback import Readback
-from dshealthd.training.waits import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,19 +41,21 @@ def follow(heartbeat: Heartbeat, optimizer: Any, scaler: Any = None) -> None:
     """
     while not hasattr(optimizer, "_optimizer_step_post_hooks") and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer  # a wrapper around torch's, such as Accelerate's
-    heartbeat.parameters = functools.partial(_parameters, optimizer)
+    heartbeat.parameters = functools.partial(_parameters, weakref.ref(optimizer))
     if scaler is None or not scaler.is_enabled():
         handle = optimizer.register_step_post_hook(
             lambda _optimizer, _arguments, _named: heartbeat.step()
         )
-        heartbeat.on_close(handle.remove)
+        heartbeat.installed.add(handle.remove)
     else:
         heartbeat.skipped, scale = 0, Readback()
-        after(heartbeat, scaler, "update", lambda _: _scaled(heartbeat, scale, scaler))
+        updated = after(lambda scaler, _: _scaled(heartbeat, scale, scaler))
+        heartbeat.installed.follow(scaler, "update", updated)
 
 
-def _parameters(optimizer: Any) -> Iterator[Any]:
-    for group in optimizer.param_groups:
+def _parameters(reference: weakref.ref[Any]) -> Iterator[Any]:
+    optimizer = reference()
+    for group in [] if optimizer is None else optimizer.param_groups:
         yield from group["params"]
 
 
@@ -84,12 +87,20 @@ class AnyOptimizer:
     job's. How many steps that DeepSpeed makes are one engine step depends on its settings: its
     engine is followed instead, as `attach(engine)` does, from its second step on. Steps that a
     GradScaler skips are not seen.
+
+    When the optimizer is gone, the next that steps takes its place, with its model. To find one
+    takes long, so a program that keeps making optimizers has its models searched for at times only;
+    the steps of those in between have no stages.
     """
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
         self._main: weakref.ref[Any] | None = None
         self._engine_drives = False
+        self._model: Callable[[], Any] | None = None
+        self._in_model = heartbeat.installed.part()
+        self._searched, self._took = -math.inf, 0.0
+        """When the last search for a model ended, and how long it took."""
 
     def register(self) -> None:
         """Register with torch, which must be imported, for every step of any optimizer."""
@@ -119,13 +130,29 @@ class AnyOptimizer:
                 follow_engine(self._heartbeat, engine)
             return False
         if self._main is None:
-            replace(self._heartbeat, sys.modules["torch"].Tensor, "backward", _losses)
+            losses = functools.partial(_losses, self._heartbeat)
+            self._heartbeat.installed.replace(sys.modules["torch"].Tensor, "backward", losses)
         self._main = weakref.ref(optimizer)
-        self._heartbeat.parameters = functools.partial(_parameters, optimizer)
-        model = find(optimizer)
-        if model is not None:
-            follow_model(self._heartbeat, model)
+        self._heartbeat.parameters = functools.partial(_parameters, self._main)
+        self._follow_model(optimizer)
         return True
+
+    def _follow_model(self, optimizer: Any) -> None:
+        """Report the stages of the model that an optimizer trains, and of none before it."""
+        followed = self._model() if self._model is not None else None
+        if followed is not None and trains(optimizer, followed):
+            return
+        self._model = None
+        self._in_model.undo()
+        now = time.monotonic()
+        if (now - self._searched) * step_timer.SHARE < self._took:
+            return
+        model = find(optimizer)
+        self._searched = time.monotonic()
+        self._took = self._searched - now
+        if model is not None:
+            self._model = weakref.ref(model)
+            follow_model(self._heartbeat, model, self._in_model)
 
 
 def _driven_by_engine() -> bool:
@@ -156,15 +183,10 @@ def _engine_of(optimizer: Any) -> Any:
 
 def _losses(heartbeat: Heartbeat, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return `torch.Tensor.backward`, which reports the scalar that it is called of."""
-    torch = sys.modules["torch"]
+    is_traced = compiling()
 
     def backward(tensor: Any, *arguments: Any, **named: Any) -> Any:
-        # A sharded tensor would ask other ranks for its value.
-        if (
-            type(tensor) is torch.Tensor
-            and not torch.compiler.is_compiling()
-            and heartbeat.measures
-        ):
+        if not is_traced() and heartbeat.measures:
             heartbeat.loss(tensor)
         return original(tensor, *arguments, **named)
 
@@ -174,7 +196,7 @@ def _losses(heartbeat: Heartbeat, original: Callable[..., Any]) -> Callable[...,
 @never_raise
 def _register(heartbeat: Heartbeat, hook: AnyOptimizer) -> None:
     handle = sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(hook)
-    heartbeat.on_close(handle.remove)
+    heartbeat.installed.add(handle.remove)
 
 
 @never_raise

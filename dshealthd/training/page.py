@@ -8,6 +8,11 @@ import os
 
 from dshealthd.training.message import PAGE, POSITION, POSITION_AT, PROCESS_AT, ROOM, SLOT, WAIT_AT
 
+_mapped: set[object] = set()
+"""Pages of memory, each of which closes a descriptor as it is freed: only while that is ours."""
+# The interpreter lets go of this after it has flushed the program's files, of modules before.
+os.register_at_fork(before=_mapped.__len__)
+
 _NOEXEC_SEAL = 8
 """MFD_NOEXEC_SEAL: without it Linux 6.3 and newer warn or refuse; older kernels do not know it."""
 
@@ -22,6 +27,7 @@ class Page:
         """Prepare a page of heartbeats; create nothing yet."""
         self._memory: mmap.mmap | None = None
         self._file = -1
+        self._status: os.stat_result | None = None
         self._offset = 0
         self._map(bytearray(PAGE))
 
@@ -61,13 +67,24 @@ class Page:
     def close(self) -> None:
         """Close the heartbeat's page.
 
-        The memory is unmapped with its last view, which another thread may be writing to.
+        The memory is unmapped with its last view, which another thread may be writing to. It has a
+        duplicate of the descriptor. Where a program has closed all that it did not know, to become
+        a daemon, both numbers may be those of its own files by now, and are left alone.
         """
-        self._memory = None
-        self._map(bytearray(PAGE))
+        memory, self._memory = self._memory, None
         file, self._file = self._file, -1
-        if file >= 0:
+        if file < 0:
+            return
+        self._map(bytearray(PAGE))
+        if self._is_ours(file):
             os.close(file)
+            _mapped.discard(memory)
+
+    def _is_ours(self, file: int) -> bool:
+        try:
+            return self._status is not None and os.path.samestat(os.fstat(file), self._status)
+        except OSError:
+            return False
 
     @property
     def is_open(self) -> bool:
@@ -81,9 +98,11 @@ class Page:
             self._file = os.memfd_create("dshealthd-heartbeat", flags | _NOEXEC_SEAL)
         except OSError:
             self._file = os.memfd_create("dshealthd-heartbeat", flags)
+        self._status = os.fstat(self._file)
         os.ftruncate(self._file, PAGE)
         fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         memory = mmap.mmap(self._file, PAGE)
+        _mapped.add(memory)
         memory[:] = self._words.tobytes()
         self._map(memory)
         self._memory = memory

@@ -16,7 +16,7 @@ class Readback:
     value yet, and reading it would wait for all work launched before. It is copied to pinned memory
     behind that work instead, and read at a later step, when an event says that the copy is done. So
     the value is late by a step or more, and by up to `INTERVAL` if steps are shorter. Tensors on
-    other devices are not read, nor are any while a CUDA graph is captured.
+    other devices are not read, nor those of a subclass: a DTensor asks other ranks for its value.
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class Readback:
         if isinstance(scalar, (int, float)):
             self.value, self.step, self.fresh = float(scalar), step, True
             return
-        device = getattr(scalar, "device", None)
-        if device is None or scalar.numel() != 1:
+        torch = sys.modules.get("torch")
+        if torch is None or type(scalar) is not torch.Tensor or scalar.numel() != 1:
             return
-        if device.type == "cpu":
+        if scalar.device.type == "cpu":
             self.value, self.step, self.fresh = float(scalar.detach()), step, True
-        elif device.type == "cuda" and now >= self._due:
+        elif scalar.device.type == "cuda" and now >= self._due and not self._pending:
             self._copy(scalar, now, step)
 
     def poll(self) -> float | None:
@@ -59,8 +59,6 @@ class Readback:
 
     def _copy(self, scalar: Any, now: float, step: int) -> None:
         torch = sys.modules["torch"]
-        if self._pending or torch.cuda.is_current_stream_capturing():
-            return
         if self._host is None:
             self._host = torch.empty(1, dtype=torch.float32, device="cpu", pin_memory=True)
             self._event = torch.cuda.Event()

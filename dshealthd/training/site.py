@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def hook() -> AnyOptimizer | None:
     """Return the hook that reports the steps of this process's optimizers; None if it is no rank
-    that trains by itself, or reports already.
+    that trains by itself, or has had a heartbeat: another one would remove its hooks, through which
+    torch goes just now.
     """
     if _is_interactive() or _is_debugged() or launched() != _joined():
         return None

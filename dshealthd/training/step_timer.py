@@ -163,7 +163,7 @@ class StepTimer:
     measure launching. There a mark is an event in the current stream, whose time is read at a
     later step, when the device has reached it. So the input time is the time for which the device
     had nothing to do, and the host's waits for results do not count as input. Nothing is known for
-    other devices, nor while a CUDA graph is captured.
+    other devices.
 
     A wait for other ranks between two steps, such as in a barrier, is no input. It may be that for
     one of them.
@@ -282,7 +282,7 @@ class StepTimer:
         """Return a mark to time from: the clock, or a CUDA event; None if none can be made."""
         if self.device == "cpu":
             return now
-        if self.device != "cuda" or self._cuda.is_current_stream_capturing():
+        if self.device != "cuda":
             return None
         event = self._cuda.Event(enable_timing=True)
         event.record()

@@ -28,11 +28,14 @@ import sys
 from binascii import crc32
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.training.installed import compiling
 from dshealthd.training.position import INPUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
+
+    from dshealthd.training.installed import Installed
 
 OPERATIONS = (
     *("alltoall", "alltoall_base", "all_to_all_single"),
@@ -86,25 +89,32 @@ def follow(heartbeat: Any, device: str) -> None:
     c10d = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)  # noqa: SLF001
     if c10d is None or device not in {"cpu", "cuda"}:
         return
-    replace(heartbeat, c10d.Work, "wait", _timed)
+    replace, timed = heartbeat.installed.replace, functools.partial(_timed, heartbeat)
+    replace(c10d.Work, "wait", timed)
     functional = sys.modules.get("torch.distributed._functional_collectives")
     if functional is not None:
-        replace(heartbeat, functional, "wait_tensor", _timed)
+        replace(functional, "wait_tensor", timed)
     if device == "cuda":
         for name in OPERATIONS:
-            replace(heartbeat, c10d.ProcessGroup, name, _called)
-        replace(heartbeat, sys.modules["torch"].cuda.Event, "wait", _awaited)
+            replace(c10d.ProcessGroup, name, functools.partial(_called, heartbeat))
+        event = sys.modules["torch"].cuda.Event
+        replace(event, "wait", functools.partial(_awaited, heartbeat))
 
 
-def follow_backward(heartbeat: Any, result: Any) -> None:
+def follow_backward(heartbeat: Any, result: Any, hooks: Installed) -> None:
     """Report the wait at the end of the backward pass that begins at the result of a forward pass
     of DistributedDataParallel.
 
     A callback that is queued as the pass begins is called before the reducer's own, which waits;
     one that is queued there is called after it.
+
+    `hooks` has those of the result before, which are removed: a program may keep a tensor, and have
+    it returned again. The leaf of a graph, such as a parameter, has none: there the pass has ended.
     """
+    hooks.undo()
+    torch = sys.modules["torch"]
     # DDP and FSDP use it as well
-    engine = sys.modules["torch"].autograd.Variable._execution_engine  # noqa: SLF001
+    engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
     queued = False
 
     def begin(_gradient: Any) -> None:
@@ -118,11 +128,13 @@ def follow_backward(heartbeat: Any, result: Any) -> None:
         if mark is not None:
             engine.queue_callback(functools.partial(heartbeat.wait_ended, mark))
 
+    # Else torch warns where a program saves the tensor.
+    hook = torch.utils.hooks.unserializable_hook(begin)
     for number, tensor in enumerate(_tensors(result)):
         if number == OUTPUTS:
             break
-        if tensor.requires_grad:
-            tensor.register_hook(begin)
+        if tensor.requires_grad and not tensor.is_leaf:
+            hooks.add(tensor.register_hook(hook).remove)
 
 
 def _tensors(result: Any) -> Iterator[Any]:
@@ -135,32 +147,15 @@ def _tensors(result: Any) -> Iterator[Any]:
         yield from _tensors(list(result.values()))
 
 
-def replace(heartbeat: Any, owner: Any, name: str, wrap: Callable[..., Callable[..., Any]]) -> None:
-    """Wrap a method or function of torch until the heartbeat is closed."""
-    original = getattr(owner, name, None)
-    if original is None:
-        return
-    called = functools.wraps(original)(wrap(heartbeat, original))
-
-    def undo() -> None:
-        if getattr(owner, name) is called:  # else somebody has wrapped it after us
-            setattr(owner, name, original)
-
-    setattr(owner, name, called)
-    heartbeat.on_close(undo)
-
-
 def _timed(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that waits as `original` does, and reports for how long."""
-    compiling = sys.modules["torch"].compiler.is_compiling
+    is_traced = compiling()
 
     def wait(*arguments: Any, **named: Any) -> Any:
-        # The compiler takes this for true, and traces nothing of ours.
-        if compiling() or not (heartbeat.measures or heartbeat.stage == INPUT):
+        if is_traced() or not (heartbeat.measures or heartbeat.stage == INPUT):
             return original(*arguments, **named)
         mark = heartbeat.wait_began() if heartbeat.measures else None
-        # a work does not say its group
-        between = heartbeat.collective_began(sys._getframe(1), *arguments[:1])  # noqa: SLF001
+        between = heartbeat.collective_began(*arguments[:1])
         try:
             return original(*arguments, **named)
         finally:
@@ -178,16 +173,16 @@ def awaited_operation(work: Any) -> int:
     return OTHER if kind is None else min(int(kind()), OTHER)
 
 
-def group(caller: FrameType) -> int:
+def group(caller: FrameType | None) -> int:
     """Return the mark of the group in whose collective this function of c10d waits: the same in all
-    ranks, and other groups have another but for one in 255.
+    ranks, and other groups have another but for one in 255. A work does not say its group.
 
     0 for the default group, and for one that has not all ranks: its members may wait in it while
     the rest wait in theirs. 0 as well where it is unknown, as in an asynchronous wait.
     """
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     world = None if c10d is None else c10d.GroupMember.WORLD
-    if world is None or caller.f_globals is not vars(c10d):
+    if world is None or caller is None or caller.f_globals is not vars(c10d):
         return 0
     waited = caller.f_locals.get("group")
     name = getattr(waited, "group_name", None)

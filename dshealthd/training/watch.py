@@ -55,15 +55,16 @@ class OptimizerImportHook(importlib.abc.MetaPathFinder):
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             return None
-        execute = spec.loader.exec_module
+        loader = spec.loader
 
         def loaded(module: ModuleType) -> None:
-            execute(module)
+            del loader.exec_module
+            loader.exec_module(module)
             # The hook looks for the module in sys.modules, where it is before it is executed.
             register()
 
         # this loader serves this module alone
-        spec.loader.exec_module = loaded  # type: ignore[method-assign]
+        loader.exec_module = loaded  # type: ignore[method-assign]
         return spec
 
     def remove(self) -> None:

@@ -4,6 +4,8 @@ elsewhere.
 
 from __future__ import annotations
 
+import copy
+import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -136,6 +138,25 @@ def test_a_completed_save_says_where(
         engine.save_checkpoint("/" + "x" * SIZE)
         assert agents_end.saved() == Saved("/runs", 3, None, is_node_local=True)
         assert agents_end.message().phase == Phase.TRAINING
+
+
+def test_methods_that_the_program_has_replaced(agents_end: AgentsEnd) -> None:
+    """They are called, and are there again in the end; a copy of the engine has them as well."""
+    engine: Any = Engine()
+    stepped, calls = engine.step, []
+
+    def step() -> str:
+        calls.append(engine.global_steps)
+        return f"{stepped()} twice"
+
+    engine.step = step
+    with attach(engine):
+        assert [engine.step() for _ in range(2)] == ["stepped twice"] * 2
+        assert agents_end.message().step == 41
+        assert copy.deepcopy(engine).step is step
+        assert inspect.signature(engine.step) == inspect.signature(step)
+        assert calls == [40, 40]
+    assert engine.step is step
 
 
 class Timers:

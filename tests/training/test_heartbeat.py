@@ -276,15 +276,16 @@ def test_defects_stay_inside(
     spaced(heartbeat, 1)
     assert agents_end.message().step == 1
     heartbeat.gradient_norm(object())
-    heartbeat.loss(type("Several", (), {"device": 1, "numel": lambda _: 2})())
     assert not heartbeat.closed, "what is no number is not read"
-    heartbeat.loss(type("Odd", (), {"device": 1, "numel": lambda _: 1})())
     with caplog.at_level(logging.WARNING, "dshealthd.training"):
+        heartbeat.step(-5)
         spaced(heartbeat, 3)
-    assert [record.message for record in caplog.records] == [
-        "heartbeat stopped after an error; training goes on"
-    ]
-    assert "AttributeError" in caplog.text
+    (record,) = caplog.records
+    assert record.message.startswith(
+        "heartbeat stopped after an error; training goes on\nTraceback"
+    )
+    assert record.message.endswith("ValueError: -5 steps\n")
+    assert record.exc_info is None, "it has all that is on the stack"
     assert agents_end.message().step == 1
     assert not heartbeat._page.is_open
 

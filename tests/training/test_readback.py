@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,25 +14,24 @@ from tests.training.lazy import Lazy
 torch: Any = Lazy("torch")
 
 
-def scalar(device: str, value: float, count: int = 1) -> Any:
-    """Return what looks like a tensor on a device."""
-    return SimpleNamespace(
-        device=SimpleNamespace(type=device), numel=lambda: count, detach=lambda: value
-    )
+def sharded() -> Any:
+    """Return a tensor of a subclass, which may ask other ranks for its value."""
+    return type("DTensor", (torch.Tensor,), {"detach": None})(torch.tensor([2.5]))
 
 
 @pytest.mark.parametrize(("offered", "read"), [
-    (2.5, 2.5),
-    (3, 3.0),
-    (scalar("cpu", 2.5), 2.5),
-    (scalar("cpu", 2.5, count=3), None),
-    (scalar("mps", 2.5), None),
-    ("loss", None),
+    (lambda: 2.5, 2.5),
+    (lambda: 3, 3.0),
+    (lambda: torch.tensor([[2.5]]), 2.5),
+    (lambda: torch.ones(3), None),
+    (lambda: torch.ones(1, device="meta"), None),
+    (sharded, None),
+    (lambda: "loss", None),
 ])  # fmt: skip
-def test_what_is_read(offered: Any, read: float | None) -> None:
-    """A number, or the only element of a tensor on a device that is known; once each."""
+def test_what_is_read(offered: Callable[[], Any], read: float | None) -> None:
+    """A number, or the only element of a plain tensor on a device that is known; once each."""
     readback = Readback()
-    readback.offer(offered, 1.0)
+    readback.offer(offered(), 1.0)
     assert (readback.poll(), readback.poll(), readback.value) == (read, None, read)
 
 
@@ -47,7 +47,6 @@ def test_default_device_is_the_programs(monkeypatch: pytest.MonkeyPatch) -> None
 
     stream = SimpleNamespace(
         Event=lambda: SimpleNamespace(record=lambda _: None, query=lambda: True),
-        is_current_stream_capturing=lambda: False,
         current_stream=lambda _: None,
     )
     loss = torch.tensor(2.5)
@@ -61,6 +60,7 @@ def test_default_device_is_the_programs(monkeypatch: pytest.MonkeyPatch) -> None
     assert made[0].device.type == "cpu"
     assert (readback.poll(), readback.step) == (2.5, 7)
     # The next copy is a tenth of a second later.
+    monkeypatch.setattr("torch.Tensor", SimpleNamespace)
     other: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"), numel=lambda: 1)
     readback.offer(other, 1.09)
     assert readback.poll() is None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import datetime as dt
+import io
 import math
 import sys
 import threading
@@ -15,6 +18,7 @@ import pytest
 
 from dshealthd.jobs.hangs import states
 from dshealthd.training import attach, step_timer, waits
+from dshealthd.training import heartbeat as heartbeats
 from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.message import Message, WaitSource
 from tests.training.agents_end import AgentsEnd
@@ -240,6 +244,58 @@ def test_backward_of_distributed_data_parallel(agents_end: AgentsEnd) -> None:
     assert message.wait_seconds < SECONDS
 
 
+def test_a_result_that_is_kept_gathers_nothing(agents_end: AgentsEnd) -> None:
+    """A program may return the same tensor again and again: a parameter, as CLIP its temperature,
+    or a part of the graph. It can be saved without a warning, and is as before in the end.
+    """
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        """A model that returns a parameter, and what it has computed of it once."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+            self.temperature = torch.nn.Parameter(torch.ones(1))
+            self.kept = [self.temperature * 2]
+
+        def forward(self, batch: Any) -> Any:
+            return self.layer(batch), self.temperature, *self.kept
+
+    model = torch.nn.parallel.DistributedDataParallel(Model())
+    kept = model.module.kept[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with attach(optimizer=optimizer, model=model) as heartbeat:
+        for _ in range(5):
+            output, temperature, _ = model(torch.randn(2, 4))
+            (output.sum() * temperature).sum().backward()
+            optimizer.step()
+        assert not model.module.temperature._backward_hooks
+        assert len(kept._backward_hooks) == 1
+        torch.save(kept, io.BytesIO())
+        assert agents_end.message().wait_seconds is not None
+        assert not heartbeat.closed
+    assert not kept._backward_hooks
+
+
+def test_a_wait_that_nothing_in_python_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A callback of C++, or a thread that begins with it, waits as without a heartbeat."""
+    failed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: failed.append(told.exc_value))
+    work = torch.distributed.all_reduce(torch.ones(2), async_op=True)
+    with contextlib.closing(Heartbeat()) as heartbeat:
+        heartbeat.parameters = lambda: iter([torch.ones(1)])
+        heartbeat.forward_began(torch.nn.Linear(1, 1))
+        heartbeat.step()
+        # As if the thread below were the one that trains.
+        monkeypatch.setattr(heartbeats, "threading", SimpleNamespace(get_ident=lambda: 7))
+        heartbeat._thread = 7
+        _thread.start_new_thread(work.wait, ())
+        ends = time.monotonic() + 10.0
+        while not (heartbeat._waits or failed) and time.monotonic() < ends:
+            time.sleep(0.01)
+        assert (heartbeat._waits, failed, heartbeat.closed) == (1, [], False)
+
+
 def test_job_without_collectives(agents_end: AgentsEnd) -> None:
     """A job whose waits are not seen has unknown ones, not none."""
     message = train(agents_end, lambda: None)
@@ -262,7 +318,6 @@ def test_other_threads(agents_end: AgentsEnd) -> None:
 def test_nothing_stays(agents_end: AgentsEnd) -> None:
     """A closed heartbeat leaves torch as it was, and results, arguments and errors are torch's."""
     c10d = torch._C._distributed_c10d
-    before = {name: getattr(c10d.ProcessGroup, name, None) for name in waits.OPERATIONS}
     wait = c10d.Work.wait
     heartbeats = []
 
@@ -276,7 +331,21 @@ def test_nothing_stays(agents_end: AgentsEnd) -> None:
     train(agents_end, meet)
     assert heartbeats == 5 * [True]
     assert c10d.Work.wait is wait
-    assert {name: getattr(c10d.ProcessGroup, name, None) for name in before} == before
+
+
+def test_collectives_after_a_heartbeat() -> None:
+    """What is called in place of torch's own functions on a CUDA device is gone, and they are
+    methods as before.
+    """
+    c10d = torch._C._distributed_c10d
+    owners = c10d.Work, c10d.ProcessGroup, torch.cuda.Event
+    before = [dict(vars(owner)) for owner in owners]
+    with contextlib.closing(Heartbeat()) as heartbeat:
+        waits.follow(heartbeat, "cuda")
+        assert all(given != vars(owner) for given, owner in zip(before, owners, strict=True))
+    assert before == [dict(vars(owner)) for owner in owners]
+    for way in WAYS.values():
+        way()
 
 
 @pytest.mark.parametrize(("stream", "told"), [(0, 0.030), (7, None)])
