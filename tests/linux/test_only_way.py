@@ -72,7 +72,6 @@ SINGLE = {
         "f'{task}/schedstat'",
         "place",
         "f'{place}/{thread}'",
-        "f'{place}/{thread}/status'",
     ),
     "linux/gpu_direct.py": ("place",),  # sysfs
     # of the node; named by the service's own settings, root's
@@ -160,6 +159,12 @@ def test_nothing_is_listed_in_vain() -> None:
     }
     assert all(paths.values())
     assert all(paths[module] >= set(listed) for module, listed in SINGLE.items())
+
+
+def test_memory_of_processes_is_read_in_one_place() -> None:
+    """`read_memory` asks for no page that a user can withhold."""
+    readers = [file for file in SOURCE.rglob("*.py") if re.search(r"[}/]/mem\b", file.read_text())]
+    assert readers == [SOURCE / "linux/process.py"]
 
 
 def test_no_path_through_a_process_s_root() -> None:
