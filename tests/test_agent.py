@@ -173,7 +173,7 @@ async def test_one_configuration_at_a_time(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     agent, slow = Agent(config.load(file), file, {}), Slow()
-    agent._services = (slow,)  # type: ignore[assignment] # the protocol's properties
+    agent._services = (slow,)
     running = asyncio.create_task(agent.run(lambda _url: None))
     async with asyncio.timeout(60):
         while slow.calls < 2 or slow.now:
