@@ -161,10 +161,23 @@ def test_nothing_is_listed_in_vain() -> None:
     assert all(paths[module] >= set(listed) for module, listed in SINGLE.items())
 
 
-def test_memory_of_processes_is_read_in_one_place() -> None:
-    """`read_memory` asks for no page that a user can withhold."""
-    readers = [file for file in SOURCE.rglob("*.py") if re.search(r"[}/]/mem\b", file.read_text())]
-    assert readers == [SOURCE / "linux/process.py"]
+def test_memory_of_processes() -> None:
+    """Who reads it waits while the process holds its lock, which a user can make last: in a worker
+    that has entered the process, in a thread, or in a child. A page that a user can withhold is
+    asked for by nobody.
+    """
+    for files, expected in (
+        ("environ|cmdline", {
+            "collectors/job_activity.py",
+            "jobs/installation.py",
+            "jobs/processes.py",
+            "linux/socket_owners.py",
+        }),
+        ("mem", {"linux/process.py"}),
+    ):  # fmt: skip
+        reads = re.compile(rf"[}}]/({files})\b")
+        readers = [file for file in SOURCE.rglob("*.py") if reads.search(file.read_text())]
+        assert {str(file.relative_to(SOURCE)) for file in readers} == expected
 
 
 def test_no_path_through_a_process_s_root() -> None:
