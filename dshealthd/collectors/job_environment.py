@@ -217,9 +217,9 @@ class JobEnvironment(Collector):
         configured: Mapping[str, str] = {}
         more, orphaned = b"", None
         if (fault := self.context.entering(part)) is None:
-            started = started_by(self.host, process.pid, process.parent)
-            orphaned = None if started is None else not started
             try:
+                started = started_by(self.host, process.pid, process.parent)
+                orphaned = None if started is None else not started
                 with Root.of_process(self.host, process.pid) as root:
                     text = root.read("/etc/nccl.conf", _CONFIGURATION_LIMIT)
                 configured, more = parse_configuration(text)

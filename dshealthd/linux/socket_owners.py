@@ -67,7 +67,7 @@ class Owner:
 def started_by(host: Host, pid: int, parent: int) -> bool | None:
     """Return whether `parent`, with which a process is first seen, is the process that started it.
 
-    None if unknown.
+    None if that cannot be known; OSError if it cannot be read now, as without a free descriptor.
 
     Every parent is, except one that adopts orphans: systemd, the system's or a user's. systemd
     marks the processes that it starts itself with `SYSTEMD_EXEC_PID` (systemd 248). Any other
@@ -79,7 +79,7 @@ def started_by(host: Host, pid: int, parent: int) -> bool | None:
         if read(host.proc(f"{parent}/comm")).strip() in _SYSTEMD:
             environment = read_bytes(host.proc(f"{pid}/environ"))
             return f"SYSTEMD_EXEC_PID={pid}".encode() in environment.split(b"\0")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     return None if parent == 1 else True
 

@@ -203,6 +203,18 @@ def test_a_search_goes_on_from_round_to_round(proc: Path) -> None:
     agent.collector.close()
 
 
+def test_an_owner_that_cannot_be_read_now(proc: Path) -> None:
+    """A lack of descriptors passes, and does not leave it unknown for as long as it lives."""
+    process(proc, 4000, 1, "python3", (595058,))
+    (proc / "4000/environ").unlink()
+    (proc / "4000/environ").mkdir()  # opens, and cannot be read
+    agent = Agent(proc)
+    assert agent.look()["listeners", "unknown"] == 3
+    (proc / "4000/environ").rmdir()
+    (proc / "4000/environ").write_text("RANK=0\0")
+    assert agent.look(61.0)["listeners", "true"] == 1
+
+
 def test_an_owner_that_hangs_its_reader_is_left_out(proc: Path) -> None:
     """Its environment is read once the process was entered, in a worker and not in the agent."""
     process(proc, 4000, 1, "python3", (595058,), environ="RANK=0")
