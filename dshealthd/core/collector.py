@@ -43,7 +43,7 @@ value_of: Callable[[Sample], float] = operator.itemgetter(2)
 """Returns a sample's value."""
 _OF_JOBS = (
     *("job ", "process ", "processes", "checkpoints of ", "master of ", "inspector "),
-    *("environment ", "adapter "),  # as a job's rank sees them
+    *("environment ", "adapter ", "logs of "),  # as a job's rank sees them
 )
 """How the parts of sources begin that belong to users.
 
