@@ -1,5 +1,6 @@
 """A FUSE mount of a user's that stops answering: whoever asks it for anything sleeps in the kernel,
-and no signal ends that sleep until the process that serves the mount has ended.
+and no signal ends that sleep until the process that serves the mount has ended. Only its file PAGE
+can be opened and mapped, and hangs who reads it.
 
 Run as a module it is that process: `python -m tests.fuse DIRECTORY USER`.
 """
@@ -19,8 +20,29 @@ _REQUEST = struct.Struct("=IIQQIIII")
 """fuse_in_header (`linux/fuse.h`): length, operation, request, node, uid, gid, pid, padding."""
 _ANSWER = struct.Struct("=IiQ")
 _INIT_ANSWER = struct.Struct("=IIIIHHI40x")
-_INIT = 26
+_INIT, _LOOKUP, _GETATTR, _OPEN = 26, 1, 3, 14
 _VERSION = (7, 31)
+PAGE = "page"
+_NODE = 2
+_ATTRIBUTES = struct.Struct("=6Q10I")
+_VALID = 3600
+
+
+def _page() -> bytes:
+    return _ATTRIBUTES.pack(_NODE, 4096, 8, 0, 0, 0, 0, 0, 0, 0o100644, 1, 0, 0, 0, 4096, 0)
+
+
+def _answer(operation: int, node: int, asked: bytes) -> bytes | None:
+    """Return what the server answers to a request of the kernel; None if it hangs."""
+    if operation == _INIT:
+        return _INIT_ANSWER.pack(*_VERSION, 0, 0, 0, 0, 1 << 16)
+    if operation == _LOOKUP and asked == PAGE.encode() + b"\0":
+        return struct.pack("=QQQQII", _NODE, 0, _VALID, _VALID, 0, 0) + _page()
+    if operation == _GETATTR and node == _NODE:
+        return struct.pack("=QII", _VALID, 0, 0) + _page()
+    if operation == _OPEN and node == _NODE:
+        return struct.pack("=QII", 1, 0, 0)
+    return None
 
 
 @contextlib.contextmanager
@@ -61,10 +83,10 @@ def main(directory: str, user: int) -> None:
         raise OSError(code, os.strerror(code), directory)
     while True:
         request = os.read(device, 1 << 17)
-        _, operation, number, *_ = _REQUEST.unpack_from(request)
-        if operation == _INIT:
-            body = _INIT_ANSWER.pack(*_VERSION, 0, 0, 0, 0, 1 << 16)
+        _, operation, number, node, *_ = _REQUEST.unpack_from(request)
+        if (body := _answer(operation, node, request[_REQUEST.size :])) is not None:
             os.write(device, _ANSWER.pack(_ANSWER.size + len(body), 0, number) + body)
+        if operation == _INIT:
             print("mounted", flush=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -138,6 +139,48 @@ def test_reload(lasting: RunningAgent) -> None:
     assert not scrape.all("dshealthd_collector_up", collector="memory")
     reload(lasting, FAST)
     lasting.wait(lambda s: s.value(TOTAL))
+
+
+async def test_one_configuration_at_a_time(tmp_path: Path) -> None:
+    """A reload that comes while the agent starts waits: applied at the same time, both would start
+    every service.
+    """
+
+    class Slow:
+        name = "slow"
+        now, most, calls = 0, 0, 0
+
+        async def apply(self, _config: object) -> None:
+            self.now, self.calls = self.now + 1, self.calls + 1
+            self.most = max(self.most, self.now)
+            if self.calls == 1:
+                os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.2)
+            self.now -= 1
+
+        def samples(self) -> Iterator[Any]:
+            yield from ()
+
+        def status(self) -> dict[str, str]:
+            return {"state": "ok"}
+
+        async def close(self) -> None:
+            pass
+
+    file = tmp_path / "dshealthd.toml"
+    file.write_text(
+        f"[path]\nstate = '{tmp_path}/state'\n[web]\nlisten_address = '127.0.0.1:0'\n",
+        encoding="utf-8",
+    )
+    agent, slow = Agent(config.load(file), file, {}), Slow()
+    agent._services = (slow,)
+    running = asyncio.create_task(agent.run(lambda _url: None))
+    async with asyncio.timeout(60):
+        while slow.calls < 2 or slow.now:
+            await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await running
+    assert (slow.calls, slow.most) == (2, 1)
 
 
 def test_a_change_taken_back_needs_no_restart(lasting: RunningAgent) -> None:

@@ -161,8 +161,8 @@ class Agent:
         announce(self._server.url(socket.gethostname()))
         manager.ready(self._status_line())
         tasks = [
-            asyncio.create_task(self._keep_collecting(), name="collecting"),
-            asyncio.create_task(self._keep_reloading(reload, manager), name="reloading"),
+            asyncio.create_task(self._scheduler.watch(), name="collecting"),
+            asyncio.create_task(self._keep_configured(reload, manager), name="configuring"),
             asyncio.create_task(manager.feed_watchdog(), name="feeding the watchdog"),
             asyncio.create_task(stop.wait(), name="waiting for a signal"),
         ]
@@ -218,15 +218,15 @@ class Agent:
             self._snapshot, problems, self._server.url(socket.gethostname()), time.monotonic()
         )
 
-    async def _keep_collecting(self) -> None:
-        await self._apply()
-        await self._scheduler.watch()
-
     async def _apply(self) -> None:
         for service in self._services:
             await service.apply(self._config)
 
-    async def _keep_reloading(self, reload: asyncio.Event, manager: ServiceManager) -> None:
+    async def _keep_configured(self, reload: asyncio.Event, manager: ServiceManager) -> None:
+        """Apply the configuration, and again at each reload: nothing else may, as a service that is
+        applied twice at a time would start everything twice.
+        """
+        await self._apply()
         while True:
             await reload.wait()
             reload.clear()
@@ -343,7 +343,8 @@ class Service(Protocol):
         ...
 
     async def apply(self, config: Config) -> None:
-        """Run the service as configured, from the first call on; unchanged parts keep running.
+        """Run the service as configured, from the first call on; unchanged parts keep running. One
+        call at a time.
 
         A failure to start is a state and never an exception: the agent continues without it.
         """

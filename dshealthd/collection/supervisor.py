@@ -37,7 +37,7 @@ from dshealthd.collection.worker_process import Broken, Silent, WorkerProcess
 from dshealthd.core import child
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import Fault, Metric, News, Reason, counter, gauge, shared_part
-from dshealthd.core.result import failed
+from dshealthd.core.result import CollectionOutcome, failed
 from dshealthd.core.timing import Backoff
 
 if TYPE_CHECKING:
@@ -81,6 +81,11 @@ more time from then on.
 """
 SCOUTS = 8
 """Most scouts of one worker at a time: one per GPU of a node, about 30 MiB each, for seconds."""
+MOST_STUCK = 3 * SCOUTS
+"""Most processes of one worker that hang unkillably before no more are started: one at each of 16
+GPUs, and of one user's (`worker.MOST_OF_USER`). They hold some 30 MiB each, a third of the unit's
+MemoryMax.
+"""
 SLOW_FOR = 600.0
 """Seconds for which a part that answered late, but in time, gets its whole deadline."""
 KILLED_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM})
@@ -282,6 +287,12 @@ class Supervisor:
 
     async def _opened(self) -> WorkerProcess:
         """Return a new worker process that is ready, or raise `Broken` or StartError."""
+        if len(self._stuck) >= MOST_STUCK:
+            raise Broken(
+                Reason.STUCK,
+                f"{len(self._stuck)} processes of worker {self.name} hang in the kernel and cannot "
+                "be killed; no more are started until one has ended",
+            )
         started = await worker_process.start(self.name, self._command)
         self._starts += 1
         process = WorkerProcess(self.name, started, self._deadlines, self._metrics, self._monotonic)
@@ -330,20 +341,29 @@ class Supervisor:
 
         Names are removed from `pending` as their results arrive.
         """
-        replace = None
+        replace, whole = None, set[str]()
 
         def record(name: str, result: CollectionResult) -> None:
             nonlocal replace
             pending.remove(name)
             publish(name, result)
+            if result.outcome is CollectionOutcome.OK:
+                whole.add(name)
             if result.replace_worker:
                 replace = Broken(result.reason or Reason.INTERNAL, result.detail, process)
 
         done = await process.collect(
-            list(pending), self._blocked(), self._patience, record, heard=heard
+            list(pending),
+            self._blocked(),
+            self._patience,
+            record,
+            retried=self._retried,
+            heard=heard,
         )
-        if self._retried in done["touched"]:
-            self._quarantine.pop(self._retried, None)
+        retried = self._quarantine.get(self._retried)
+        # It answered; or it is gone, as its collector has read everything else.
+        if retried and (self._retried in done["touched"] or retried.collector in whole):
+            del self._quarantine[self._retried]
         self._killed_at.difference_update(done["touched"], [""])
         self._memory = dict(done.get("memory", self._memory))
         for news in done["news"]:

@@ -6,13 +6,14 @@ by one frame per collector and a closing one with the parts that were touched:
 
     → {"worker": NAME, "host": {…}, "collectors": {NAME: {…options}}, "log_level": N}
     ← {"ready": PID}
-    → {"collect": [NAME, …], "blocked": [FAULT, …], "last": PART, "heard": [[NEWS, JOB], …]}
+    → {"collect": [NAME, …], "blocked": [FAULT, …], "retried": PART, "last": PART,
+       "heard": [[NEWS, JOB], …]}
     ← {"result": NAME, …} …,
       {"touched": [PART, …], "untried": [PART, …], "memory": {…}, "news": […]}
 
-If a `last` part is named, no part after it is touched; the skipped ones are `untried`. `memory` is
-data for the worker's successor, which gets it in its first frame. `news` goes from its collectors
-to others, `heard` from others to them.
+The `retried` part is left out by its own fault alone. If a `last` part is named, no part after it
+is touched; the skipped ones are `untried`. `memory` is data for the worker's successor, which gets
+it in its first frame. `news` goes from its collectors to others, `heard` from others to them.
 
 The end of the socket is the request to stop: the worker releases what it holds and exits.
 
@@ -30,20 +31,35 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.collection.progress_page import ProgressPage
 from dshealthd.config import registry
 from dshealthd.core import garbage, wire
-from dshealthd.core.collector import Context, Fault, News, Reason, read_by, shared_part
+from dshealthd.core.collector import (
+    Context,
+    Fault,
+    News,
+    Reason,
+    read_by,
+    shared_part,
+    user_part,
+)
 from dshealthd.core.host import Host
 from dshealthd.core.options import decoded
 from dshealthd.core.result import attempt
 from dshealthd.core.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+
+MOST_OF_USER = 8
+"""Processes of one user that may be left out before all are: a rank on each GPU of a node, which
+hang together. Each more would cost all others a deadline.
+"""
 
 
 def main(page: int, descriptor: int) -> None:
@@ -67,7 +83,7 @@ def main(page: int, descriptor: int) -> None:
     touched: set[str] = set()
     untried: dict[str, None] = {}
     news: set[News] = set()
-    current, last, passed = "", "", False
+    current, retried, last, passed = "", "", "", False
 
     def entering(part: str) -> Fault | None:
         nonlocal passed
@@ -77,7 +93,7 @@ def main(page: int, descriptor: int) -> None:
             untried[part] = None
             return blocked.get(part) or Fault(part, Reason.WAITING, "not tried yet")
         passed |= part == last
-        if (fault := blocked.get(part) or blocked.get(read_by(shared_part(part), ""))) is not None:
+        if (fault := _left_out(blocked, part, retried)) is not None:
             return fault
         progress.write(time.monotonic(), current, part)
         touched.add(part)
@@ -102,7 +118,7 @@ def main(page: int, descriptor: int) -> None:
         context.sweep += 1
         blocked = _blocked(request["blocked"])
         context.heard = frozenset((News(news), about) for news, about in request["heard"])
-        last, passed = request["last"], False
+        retried, last, passed = request["retried"], request["last"], False
         for current in request["collect"]:
             progress.write(time.monotonic(), current, "")
             result = attempt(collectors[current])
@@ -128,11 +144,21 @@ def main(page: int, descriptor: int) -> None:
     context.close()
 
 
+def _left_out(blocked: Mapping[str, Fault], part: str, retried: str) -> Fault | None:
+    """Return why a part is not entered, given what `_blocked` returns; None if it may be."""
+    fault = blocked.get(part) or blocked.get(read_by(shared_part(part), ""))
+    if fault or part == retried or (of_user := blocked.get(user_part(part))) is None:
+        return fault
+    detail = f"left out, as {MOST_OF_USER} other processes of its user hang or crash a worker"
+    return Fault(part, of_user.reason, detail)
+
+
 def _blocked(faults: Iterable[tuple[str, str, str]]) -> dict[str, Fault]:
     """Return the faults of the parts to skip, by part.
 
     Where a collector's worker is stuck at its reading of a part, those of all such collectors are
-    skipped, under the name of no collector: a second one would get stuck there as well.
+    skipped, under the name of no collector: a second one would get stuck there as well. Where
+    MOST_OF_USER processes of one user are left out, so are the user's others.
     """
     blocked = {part: Fault(part, Reason(reason), detail) for part, reason, detail in faults}
     stuck = {
@@ -140,7 +166,13 @@ def _blocked(faults: Iterable[tuple[str, str, str]]) -> dict[str, Fault]:
         for part, fault in blocked.items()
         if fault.reason is Reason.STUCK and (shared := shared_part(part))
     }
-    return blocked | stuck
+    of_user = Counter(map(user_part, blocked))
+    users = {
+        user: fault
+        for part, fault in blocked.items()
+        if (user := user_part(part)) and of_user[user] >= MOST_OF_USER
+    }
+    return blocked | stuck | users
 
 
 class WorkerFormatter(logging.Formatter):

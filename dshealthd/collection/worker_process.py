@@ -196,17 +196,20 @@ class WorkerProcess:
         blocked: Mapping[str, Fault],
         patience: Callable[[str, str], float],
         publish: Callable[[str, CollectionResult], None],
+        retried: str = "",
         last: str = "",
         heard: Collection[tuple[News, str]] = (),
     ) -> dict[str, Any]:
         """Send one request, pass results to `publish`, and return the closing frame; `Broken`.
 
-        After the part `last`, if any, no other part is touched. `heard` as in `Context.heard`.
+        The part `retried` is touched whatever parts are `blocked`, unless it is one of them. After
+        the part `last`, if any, no other part is touched. `heard` as in `Context.heard`.
         """
         self.send(
             {
                 "collect": names,
                 "blocked": list(blocked.values()),
+                "retried": retried,
                 "last": last,
                 "heard": list(heard),
             }

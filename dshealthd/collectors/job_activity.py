@@ -250,8 +250,7 @@ class JobActivity(Collector):
 
         children = _children(members)
         for process in members:
-            part = f"process {process.pid}"
-            if (fault := self.context.entering(part)) is not None:
+            if (fault := self.context.entering(process.part)) is not None:
                 yield fault
                 continue
             place = self.host.proc(str(process.pid))
@@ -261,7 +260,7 @@ class JobActivity(Collector):
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
             except (OSError, ValueError, ArithmeticError) as error:
-                yield fault_of(part, error)
+                yield fault_of(process.part, error)
                 continue
             ticks = stat.children_ticks + (stat.cpu_ticks if process.pid in children else 0)
             count(FILES, process.key, moved)
@@ -299,7 +298,13 @@ class JobActivity(Collector):
                 if process.pid not in children:
                     ranks.add(process.pid)
         for found in places.values():
-            for pid, peer in peers_awaited(self.host, found.keys() & ranks).items():
+            # Lazily: each is entered right before its memory is read.
+            waiting = (
+                pid
+                for pid in sorted(found.keys() & ranks)
+                if self.context.entering(found[pid].part) is None
+            )
+            for pid, peer in peers_awaited(self.host, waiting).items():
                 process = found[pid]
                 port = "" if isinstance(peer, str) else str(peer.port)
                 if not port or port != process.environment.get("MASTER_PORT"):
@@ -317,7 +322,7 @@ class JobActivity(Collector):
         first = min(members, key=lambda process: (process.start, process.pid))
         key = first.pid, first.start
         running = {one[1] for one in self._before if isinstance(one, tuple)}
-        if key not in self._scripts and self.context.entering(f"process {first.pid}") is None:
+        if key not in self._scripts and self.context.entering(first.part) is None:
             self._scripts = {  # and forget those of jobs that have ended
                 known: script for known, script in self._scripts.items() if known in running
             }

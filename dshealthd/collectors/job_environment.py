@@ -214,13 +214,13 @@ class JobEnvironment(Collector):
         return self._told[process.key]
 
     def _read(self, process: TrainingProcess) -> _Told:
-        part = f"process {process.pid}"
+        part = process.part
         configured: Mapping[str, str] = {}
         more, orphaned = b"", None
         if (fault := self.context.entering(part)) is None:
-            started = started_by(self.host, process.pid, process.parent)
-            orphaned = None if started is None else not started
             try:
+                started = started_by(self.host, process.pid, process.parent)
+                orphaned = None if started is None else not started
                 with Root.of_process(self.host, process.pid) as root:
                     text = root.read("/etc/nccl.conf", _CONFIGURATION_LIMIT)
                 configured, more = parse_configuration(text)
@@ -239,7 +239,7 @@ class JobEnvironment(Collector):
         NCCL is mapped some time after the process starts, so this is checked each time.
         """
         doubtful = {finding for finding in told.findings if finding[1] in _DOUBTFUL}
-        if not doubtful or self.context.entering(f"process {process.pid}") is not None:
+        if not doubtful or self.context.entering(process.part) is not None:
             return told.findings
         try:
             library = self._releases.library(self.host, process.pid)

@@ -7,11 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, CollectorOptions, gauge
+from dshealthd.core.collector import Collector, CollectorOptions, Worker, gauge
 from dshealthd.core.options import Duration, option
+from dshealthd.jobs.processes import part_of
 from dshealthd.linux.process import TICKS, uptime
 from dshealthd.linux.sock_diag import TcpState
-from dshealthd.linux.socket_owners import BUDGET, BUDGET_ALONE, Search
+from dshealthd.linux.socket_owners import Search
 from dshealthd.linux.tcp_sockets import Sockets
 
 if TYPE_CHECKING:
@@ -106,16 +107,23 @@ class RendezvousOptions(CollectorOptions):
 
 
 class RendezvousPorts(Collector):
-    """Requests only the range's ports if there are many sockets; owners only of listeners."""
+    """Requests only the range's ports if there are many sockets; owners only of listeners.
+
+    Runs in a worker, as the environment of an owner is read, which its user can make wait.
+    """
+
+    worker = Worker.STORAGE
 
     Options = RendezvousOptions
 
     def __init__(self, options: RendezvousOptions, context: Context) -> None:
         super().__init__(options, context)
         self._first, self._last = parse_ports(options.ports)
-        # Without an agent's services there is no next collection: find owners now or never.
-        budget = BUDGET if context.services else BUDGET_ALONE
-        self._search = Search(context.host, context.monotonic, budget)
+        self._search = Search(
+            context.host,
+            context.monotonic,
+            lambda pid: context.entering(part_of(context.host, pid)) is None,
+        )
         self._seen: dict[int, tuple[float, bool]] = {}
         """Listeners by inode: when they were first seen, and whether the agent saw them appear."""
         self._watching = False

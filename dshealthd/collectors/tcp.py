@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, every, gauge
+from dshealthd.core.collector import Collector, Worker, every, gauge
 from dshealthd.linux.sock_diag import TIME_WAIT_TIMER, TcpState
 from dshealthd.linux.tcp_sockets import Sockets
 
@@ -30,6 +30,7 @@ class Tcp(Collector):
     """Takes the number of sockets in TIME_WAIT from the kernel's count if there are many."""
 
     # The kernel walks its whole socket table, which `rendezvous` shares at the same interval.
+    worker = Worker.STORAGE
     Options = every("15s")
 
     def collect(self) -> Iterator[Sample | Fault]:

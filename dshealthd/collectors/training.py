@@ -160,8 +160,9 @@ REJECTED = counter(
 )
 UNIDENTIFIED = gauge(
     "dshealthd_heartbeat_processes_unidentified",
-    "Processes with a heartbeat page that could not be identified and have no series, by "
-    "reason. dshealthd_processes_unseen counts processes that could not be searched for a page.",
+    "Processes with a heartbeat page and no series, by reason: they could not be identified, or "
+    "began with a release of dshealthd whose heartbeats the agent cannot read (older_layout). "
+    "dshealthd_processes_unseen counts processes that could not be searched for a page.",
     "reason",
 )
 LEFT_OUT = gauge(

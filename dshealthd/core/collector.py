@@ -21,6 +21,7 @@ import bisect
 import enum
 import functools
 import operator
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -42,7 +43,7 @@ value_of: Callable[[Sample], float] = operator.itemgetter(2)
 """Returns a sample's value."""
 _OF_JOBS = (
     *("job ", "process ", "processes", "checkpoints of ", "master of ", "inspector "),
-    *("environment ", "adapter "),  # as a job's rank sees them
+    *("environment ", "adapter ", "logs of "),  # as a job's rank sees them
 )
 """How the parts of sources begin that belong to users.
 
@@ -50,6 +51,7 @@ One that cannot be read says nothing about the node, and a user must not be able
 state unknown.
 """
 _READ_BY = ", read by "
+_OF_USER = re.compile(r"process \d+ of user (\d+)")
 
 
 class MetricKind(enum.StrEnum):
@@ -163,6 +165,24 @@ def read_by(part: str, collector: str) -> str:
 def shared_part(part: str) -> str:
     """Return the part that a name from `read_by` is about; "" for any other part."""
     return part.rpartition(_READ_BY)[0]
+
+
+def process_part(pid: int, user: int | None) -> str:
+    """Return the name under which collectors enter a process, given its real uid, if that is known.
+
+    A user can make what reads a process hang, and start any number of processes: of one user whose
+    processes hang, a worker enters no others.
+    """
+    return f"process {pid}" if user is None else f"process {pid} of user {user}"
+
+
+def user_part(part: str) -> str:
+    """Return what a name from `process_part` shares with the user's others; "" for any other part.
+
+    Only the whole name counts: users name their jobs, and so the parts of these.
+    """
+    match = _OF_USER.fullmatch(part)
+    return "" if match is None else f"processes of user {match[1]}"
 
 
 class Fault(NamedTuple):
@@ -309,7 +329,7 @@ class Context:
 
     If it returns a fault, the part hung before and is in quarantine: yield the fault and skip the
     part. In a worker, call it before everything that can hang; in the agent nothing can hang. See
-    `read_by` for a part that several collectors read.
+    `read_by` for a part that several collectors read, `process_part` for a user's process.
     """
     tell: Callable[[News], None] = field(default=lambda _news: None)
     """Makes the collectors that wait for this news collect at once; see `Collector.wakes_on`."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dshealthd.jobs.processes import (
     UNINTERRUPTIBLE,
     ProcessTable,
+    part_of,
     read_process,
     read_stat,
     with_owners,
@@ -43,7 +44,7 @@ class GpuRanks:
                 key = pid, stat.start
                 if key not in self._known and (
                     stat.state == UNINTERRUPTIBLE
-                    or self._context.entering(f"process {pid}") is not None
+                    or self._context.entering(part_of(self._context.host, pid)) is not None
                 ):
                     unknown += 1  # reading its environment may hang
                     continue

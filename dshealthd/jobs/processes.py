@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dshealthd.core import documents
-from dshealthd.core.collector import Reason, SourceError
+from dshealthd.core.collector import Reason, SourceError, process_part
 from dshealthd.core.host import read, read_bytes
 from dshealthd.core.result import os_reason
 from dshealthd.jobs import ownership
@@ -127,6 +127,11 @@ class TrainingProcess:
         return (self.parent, run) if run and self.parent > 1 else None
 
     @property
+    def part(self) -> str:
+        """The name under which collectors enter it."""
+        return process_part(self.pid, self.user)
+
+    @property
     def claimed(self) -> str:
         """The job's name in the process's environment, whoever owns the job."""
         return ownership.claimed_name(self.job)
@@ -157,6 +162,15 @@ def confirmed_owner(place: str, job: str) -> tuple[int | None, bool]:
         return user, ownership.scheduled_in(read_bytes(f"{place}/cgroup")) == job
     except OSError:
         return user, False
+
+
+def part_of(host: Host, pid: int) -> str:
+    """Return the name under which collectors enter a process that is not known yet."""
+    try:
+        user = parse_real_user(read_bytes(host.proc(f"{pid}/status")))
+    except (OSError, ValueError, ArithmeticError):
+        user = None
+    return process_part(pid, user)
 
 
 def namespace(host: Host, pid: int) -> str:
@@ -320,7 +334,9 @@ class ProcessTable:
         Reading takes the lock of the address space, which a process that waits in a driver may hold
         forever.
         """
-        if stat.state == UNINTERRUPTIBLE or self._context.entering(f"process {pid}") is not None:
+        if stat.state == UNINTERRUPTIBLE:
+            return Unseen.BLOCKED
+        if self._context.entering(part_of(self._context.host, int(pid))) is not None:
             return Unseen.BLOCKED
         return Unseen.DEFERRED if self._budget <= 0 else None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -187,11 +188,14 @@ def waits_for_storage(host: Host, pid: int) -> bool:
     return any(_of_threads(host, pid, waits))
 
 
-def _of_threads(host: Host, pid: int, read: Callable[[str], T]) -> Iterator[T]:
-    """Yield what `read` returns for the directory of each thread that can be read."""
+def _of_threads(host: Host, pid: int, read: Callable[[str], T], *first: str) -> Iterator[T]:
+    """Yield what `read` returns for the directory of each thread that can be read, of `first`
+    before the others.
+    """
     place = host.proc(f"{pid}/task")
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(place)[:MAX_THREADS]:
+    # Not by listdir, which has the kernel walk all threads before the first is looked at.
+    with contextlib.suppress(OSError), os.scandir(place) as entries:
+        for thread in (*first, *(entry.name for entry in itertools.islice(entries, MAX_THREADS))):
             with contextlib.suppress(OSError, ValueError, ArithmeticError):  # it has ended
                 yield read(f"{place}/{thread}")
 
@@ -216,12 +220,18 @@ def _is_frozen(host: Host, pid: int) -> bool:
 
 def thread_of(host: Host, pid: int, told: int) -> int:
     """Return the thread of a process that numbers it `told` in its own pid namespace; its main
-    thread if there is none. Reads a file for each thread.
+    thread if there is none, or not among the MAX_THREADS that are looked at.
     """
-    place = host.proc(f"{pid}/task")
-    with contextlib.suppress(OSError, ValueError, ArithmeticError):
-        for thread in os.listdir(place) if told else ():
-            for line in read_bytes(f"{place}/{thread}/status").split(b"\n"):
-                if line.startswith(b"NSpid:") and int(line.split()[-1]) == told:
-                    return int(thread)
-    return pid
+
+    def numbered(place: str) -> tuple[int, int]:
+        for line in read_bytes(f"{place}/status").split(b"\n"):
+            if line.startswith(b"NSpid:"):
+                return int(line.split()[-1]), int(os.path.basename(place))
+        message = f"{place}/status has no NSpid"
+        raise ValueError(message)
+
+    if not told:
+        return pid
+    # In the agent's own namespace it has that number here too, however many threads come before.
+    threads = _of_threads(host, pid, numbered, str(told))
+    return next((thread for number, thread in threads if number == told), pid)

@@ -30,7 +30,7 @@ _DATA_SIZE = 4096
 
 
 class Switches:
-    """The NVSwitches of one machine. An adapter is read once: its firmware answers slowly."""
+    """The NVSwitches of one machine. What an adapter has answered is kept: its firmware is slow."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -60,7 +60,7 @@ class Switches:
         except FileNotFoundError:
             names = []
         self._manages = {
-            name: self._manages[name] if name in self._manages else self._read(name)
+            name: known if isinstance(known := self._manages.get(name), bool) else self._read(name)
             for name in names
             if name.startswith("mlx5_")
         }

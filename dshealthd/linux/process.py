@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import struct
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,6 +32,10 @@ _KERNEL_THREAD = 0x0020_0000
 """PF_KTHREAD of linux/sched.h: kernel threads sleep this way whenever they are idle."""
 _CHILDREN_LIMIT = 1 << 20
 """Bytes read of the list of kernel threads: some 150,000."""
+_MAPPINGS = 16_384
+"""Most mappings of a process that are looked at, some 10 ms; a training has a third of them."""
+_CHUNK = 1 << 14
+"""Bytes of the list of mappings that are read at a time."""
 _NAME = 15
 """Bytes at which the kernel cuts a process' name (proc(5), /proc/pid/comm)."""
 _FIRST_USER = 1000
@@ -150,6 +155,36 @@ def open_files(host: Host, pid: int) -> Iterator[str]:
     for slot in os.listdir(place):
         with contextlib.suppress(FileNotFoundError):  # closed in the meantime
             yield os.readlink(f"{place}/{slot}")
+
+
+def read_memory(place: str, address: int, size: int) -> bytes:
+    """Return anonymous memory of a process, at most up to the end of its mapping; nothing if none
+    is mapped at this address. `place` is its directory in `/proc`. OSError, ValueError.
+
+    A page of a file may be one that a user serves (FUSE) and never delivers: its reader would sleep
+    in the kernel, and no signal ends that. The kernel reads environments and command lines under
+    the same condition (FOLL_ANON). A process that maps a file just after the check still hangs its
+    reader.
+    """
+    end = _end_of_anonymous(place, address)
+    memory = os.open(f"{place}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(memory, max(0, min(size, end - address)), address)
+    finally:
+        os.close(memory)
+
+
+def _end_of_anonymous(place: str, address: int) -> int:
+    """Return where the anonymous mapping at an address of a process ends; 0 if there is none."""
+    with open(f"{place}/maps", "rb", buffering=_CHUNK) as maps:
+        for line in itertools.islice(maps, _MAPPINGS):  # in the order of addresses
+            region, _, _, device, inode = line.split(None, 5)[:5]
+            start, end = (int(limit, 16) for limit in region.split(b"-"))
+            if address < end:
+                # A file system that a user serves may number a file 0, but has a device.
+                is_anonymous = (device, inode) == (b"00:00", b"0")
+                return end if start <= address and is_anonymous else 0
+    return 0
 
 
 def _children_of_kthreadd(host: Host) -> frozenset[str]:

@@ -62,7 +62,7 @@ class Descriptors:
     """
 
     def __init__(self, host: Host) -> None:
-        """Detect what this kernel and procfs support."""
+        """Detect what this kernel and procfs support. OSError without a free descriptor."""
         self._proc = str(host.procfs)
         own = f"{self._proc}/self"
         try:
@@ -74,7 +74,7 @@ class Descriptors:
             )
             # Otherwise its pids belong to another namespace, or to a fixture.
             self._own_pids = os.readlink(own) == str(os.getpid())
-        except OSError:
+        except FileNotFoundError:  # a fixture in place of procfs
             self.direct = self._own_pids = False
 
     def open_descriptors(self, pid: int | str) -> int:

@@ -1,4 +1,7 @@
-"""Owners of sockets, found by inode in `/proc/<pid>/fd`, a few milliseconds at a time."""
+"""Owners of sockets, found by inode in `/proc/<pid>/fd`, some time in each round.
+
+The environment of an owner is read, which waits while the process holds the lock of its memory.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,8 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
     from dshealthd.linux.process import Stat
 
-BUDGET = 0.01
-"""Seconds per round: some 2,000 descriptors."""
-BUDGET_ALONE = 1.0
-"""Seconds if there is no next round, as in a command that collects once."""
+BUDGET = 0.25
+"""Seconds per round: some 50,000 descriptors."""
 PATIENCE = 60.0
 """Seconds before an unsuccessful search is retried. Doubled each time, up to sixteen-fold."""
 _SYSTEMD = ("systemd", "init")
@@ -66,7 +67,7 @@ class Owner:
 def started_by(host: Host, pid: int, parent: int) -> bool | None:
     """Return whether `parent`, with which a process is first seen, is the process that started it.
 
-    None if unknown.
+    None if that cannot be known; OSError if it cannot be read now, as without a free descriptor.
 
     Every parent is, except one that adopts orphans: systemd, the system's or a user's. systemd
     marks the processes that it starts itself with `SYSTEMD_EXEC_PID` (systemd 248). Any other
@@ -78,7 +79,7 @@ def started_by(host: Host, pid: int, parent: int) -> bool | None:
         if read(host.proc(f"{parent}/comm")).strip() in _SYSTEMD:
             environment = read_bytes(host.proc(f"{pid}/environ"))
             return f"SYSTEMD_EXEC_PID={pid}".encode() in environment.split(b"\0")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     return None if parent == 1 else True
 
@@ -86,11 +87,13 @@ def started_by(host: Host, pid: int, parent: int) -> bool | None:
 class Search:
     """Searches for the owners of sockets, and keeps those found for as long as they are valid."""
 
-    def __init__(self, host: Host, monotonic: Callable[[], float], budget: float = BUDGET) -> None:
-        """`budget` is in seconds, for each call of `owners`."""
+    def __init__(
+        self, host: Host, monotonic: Callable[[], float], enters: Callable[[int], bool]
+    ) -> None:
+        """`enters` announces a process that is read next, by its pid; False if it is left out."""
         self._host = host
         self._monotonic = monotonic
-        self._budget = budget
+        self._enters = enters
         self._owners: dict[int, Owner] = {}
         self._pass: Generator[tuple[int, int, str] | None] | None = None
         self._sought: set[int] = set()
@@ -130,7 +133,7 @@ class Search:
                 missing -= self._owners.keys()
             if not missing:
                 break
-            if self._monotonic() - now > self._budget:
+            if self._monotonic() - now > BUDGET:
                 return
         vain = missing & self._sought  # the rest appeared after the pass began
         self._patience = min(2 * self._patience, 16 * PATIENCE) if vain == self._vain else PATIENCE
@@ -139,7 +142,8 @@ class Search:
 
     def _record(self, inode: int, pid: int, descriptor: str) -> None:
         with contextlib.suppress(OSError, ValueError, ArithmeticError):  # it ended meanwhile
-            self._owners[inode] = Owner(self._host, pid, descriptor, inode)
+            if self._enters(pid):
+                self._owners[inode] = Owner(self._host, pid, descriptor, inode)
 
     def _descriptors(self) -> Generator[tuple[int, int, str] | None]:
         """Yield inode, pid and descriptor of every socket, and None for each other entry read."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.host import lines_of, read
 from dshealthd.linux.local_network import local_ports
-from dshealthd.linux.process import open_files
+from dshealthd.linux.process import open_files, read_memory
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.socket_owners import parse_inode
 from dshealthd.linux.tcp_tables import parse_end, parse_tcp
@@ -61,7 +61,8 @@ def peers_awaited(host: Host, pids: Iterable[int]) -> dict[int, SocketEnd | str]
     acknowledged.
 
     Processes of one network namespace; without those that wait for something else, that have ended,
-    and that may not be traced. Waits while a process executes another program.
+    and that may not be traced. Waits while a process executes another program. Each pid is taken
+    from `pids` right before the process is read.
     """
     wanted: dict[int, int] = {}
     found: dict[int, SocketEnd | str] = {}
@@ -130,19 +131,11 @@ def _descriptors(place: str, call: list[str]) -> list[int]:
         return [int(line.split()[1]) for line in lines if line.startswith("tfd:")][:MOST]
     if kind is _SELECT:
         count = min(first, _SET)
-        bits = int.from_bytes(_memory(place, second, (count + 7) // 8), "little")
+        bits = int.from_bytes(read_memory(place, second, (count + 7) // 8), "little")
         return [slot for slot in range(count) if bits >> slot & 1]
     if kind is _POLL:
-        polled = _memory(place, first, _POLLED.size * min(second, MOST))
+        polled = read_memory(place, first, _POLLED.size * min(second, MOST))
         whole = len(polled) // _POLLED.size * _POLLED.size
         entries = _POLLED.iter_unpack(polled[:whole])
         return [slot for slot, events, _ in entries if slot >= 0 and events & select.POLLIN]
     return []
-
-
-def _memory(place: str, address: int, size: int) -> bytes:
-    memory = os.open(f"{place}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.pread(memory, size, address)
-    finally:
-        os.close(memory)

@@ -93,6 +93,10 @@ SIZE = _HEADER.size + _BODY.size
 rest."""
 
 
+class OlderLayout(ValueError):
+    """A heartbeat of an earlier version, whose fields are elsewhere."""
+
+
 class Phase(enum.IntEnum):
     """What the process is doing; in all phases but training, no step is expected."""
 
@@ -226,19 +230,23 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Return the heartbeat message at the start of `data`; ValueError if there is none.
+    """Return the heartbeat message at the start of `data`; ValueError if there is none,
+    `OlderLayout` if it has an earlier version.
 
     The message is trusted only as its sender's own claim. What no clock or counter gives is no
     message; a figure that no training has is unknown, so that its rank is still watched.
     """
     magic, version, length, checksum = _HEADER.unpack_from(data.ljust(_HEADER.size))
+    body = data[_HEADER.size : length]
+    if magic == MAGIC and 0 < version < VERSION and crc32(body) == checksum:
+        message = f"not a heartbeat of version {VERSION}, but of {version}"
+        raise OlderLayout(message)
     if len(data) < max(SIZE, length if magic == MAGIC else 0):
         message = f"{len(data)} bytes are too few for a heartbeat"
         raise ValueError(message)
     if magic != MAGIC or version < VERSION or length < SIZE:
         message = f"not a heartbeat: it begins with {data[:8]!r}"
         raise ValueError(message)
-    body = data[_HEADER.size : length]
     if crc32(body) != checksum:
         message = "wrong checksum"
         raise ValueError(message)
@@ -309,12 +317,14 @@ def decode(data: bytes) -> Message:
 
 def newest_message(page: bytes) -> Message:
     """Return the newer heartbeat message of a page, brought to the position of its process;
-    ValueError if neither is whole.
+    ValueError if neither is whole, `OlderLayout` if one has an earlier version.
     """
     found, why = [], "no heartbeat"
     for start in range(0, PAGE, SLOT):
         try:
             found.append(decode(page[start : start + SLOT]))
+        except OlderLayout:
+            raise
         except (ValueError, ArithmeticError) as error:
             why = str(error)
     if not found:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import functools
 import gzip
+import math
 import os
 import socket
 import time
@@ -65,10 +66,11 @@ CONFIG_FAILURES = counter(
 MISDIRECTED = "this node has another name; add the one in the address bar to web.hostnames"
 TIERS = f"the only parameter is tier, once: {' or '.join(Tier)}"
 """Answer to a scrape with another query string."""
-STATUS_KEPT = 0.5
-"""Seconds for which a status document is cached.
+DOCUMENT_KEPT = 0.5
+"""Seconds for which a document is cached.
 
-Building one takes a thousand times as long as a scrape.
+Building one takes up to a thousand times as long as a scrape, and anyone may ask for it, however
+often.
 """
 HEALTHY = "/-/healthy"
 FIT = "/-/fit"
@@ -128,9 +130,10 @@ class Server:
         self._names = own_names(self._node, options.hostnames)
         self._gate = ConnectionLimiter(options.max_connections, options.max_connections_per_address)
         self._requests: Counter[tuple[str, int]] = Counter()
-        self._status: tuple[float, bytes] = (-STATUS_KEPT, b"")
+        self._kept: dict[str, tuple[float, bytes]] = {}
+        """The last document of each path, and the monotonic time from which it is."""
         self._packed: dict[str, tuple[bytes, bytes]] = {}
-        """The last document of each path, as it is and compressed."""
+        """The last document of each path that was asked for compressed, as it is and compressed."""
         self._config = None
         # Imported only by agents that need it.
         if options.config_file is not None:
@@ -254,36 +257,35 @@ class Server:
         return Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     def status(self) -> bytes:
-        """Return the status document, at most `STATUS_KEPT` seconds old."""
-        now = time.monotonic()
-        made, body = self._status
-        if now - made >= STATUS_KEPT:
-            left_out = LeftOut()
-            body = status.document(
-                self._snapshot,
-                self._own(),
-                node=self._node,
-                started=self._telemetry.started,
-                monotonic=now,
-                wall=time.time(),
-                ready=not self._unready(),
-                sections=self._sections(left_out),
-                left_out=left_out,
-            )
-            self._status = now, body
-        return body
+        """Return the status document as of now."""
+        left_out = LeftOut()
+        return status.document(
+            self._snapshot,
+            self._own(),
+            node=self._node,
+            started=self._telemetry.started,
+            monotonic=time.monotonic(),
+            wall=time.time(),
+            ready=not self._unready(),
+            sections=self._sections(left_out),
+            left_out=left_out,
+        )
 
     async def _document(
         self, make: Callable[[], bytes | Awaitable[bytes]], request: BaseRequest
     ) -> Response:
-        """Answer with a document; 503 while it is unknown, at which Prometheus keeps its previous
-        targets.
+        """Answer with a document, at most `DOCUMENT_KEPT` seconds old; 503 while it is unknown, at
+        which Prometheus keeps its previous targets.
         """
-        try:
-            made = make()
-            body = made if isinstance(made, bytes) else await made
-        except LookupError as error:
-            return plain_answer(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        now = time.monotonic()
+        made, body = self._kept.get(request.path, (-math.inf, b""))
+        if now - made >= DOCUMENT_KEPT:
+            try:
+                document = make()
+                body = document if isinstance(document, bytes) else await document
+            except LookupError as error:
+                return plain_answer(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+            self._kept[request.path] = now, body
         headers = {**DOCUMENT_HEADERS, "Vary": "Accept-Encoding"}
         if "gzip" in request.headers.get("Accept-Encoding", ""):
             # A fifteenth of the size, for a phone on a slow link.

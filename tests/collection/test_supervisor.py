@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from dshealthd.collection import supervisor as supervisor_module
 from dshealthd.collection import worker
 from dshealthd.collection.supervisor import (
+    QUARANTINED,
     REPLACED,
     STARTS,
     STUCK,
@@ -27,7 +29,17 @@ from dshealthd.collection.supervisor import (
 from dshealthd.collection.worker_process import Broken
 from dshealthd.config import registry
 from dshealthd.core import child
-from dshealthd.core.collector import Collector, Fault, Metric, News, Reason, read_by, shared_part
+from dshealthd.core.collector import (
+    Collector,
+    Fault,
+    Metric,
+    News,
+    Reason,
+    process_part,
+    read_by,
+    shared_part,
+    user_part,
+)
 from dshealthd.core.host import Host
 from dshealthd.core.options import encode
 from dshealthd.core.result import CollectionOutcome, CollectionResult
@@ -310,6 +322,68 @@ def test_no_second_worker_where_one_is_stuck() -> None:
     assert set(skipped) == {stuck, hung, read_by("gpu 3", "")}
     assert shared_part(stuck) == "gpu 3"
     assert shared_part("gpu 3") == ""
+
+
+def test_whose_process_a_part_is() -> None:
+    """Users name their jobs: what is only named like another user's process is not that user's."""
+    assert user_part(process_part(7, 1000)) == "processes of user 1000"
+    for part in (process_part(7, None), "job process 7 of user 0", "process 7 of user 0 of user 9"):
+        assert user_part(part) == ""
+
+
+async def test_a_user_whose_processes_hang(tmp_path: Path) -> None:
+    """Past MOST_OF_USER of them the user's others are left out, and no one else's: each would cost
+    all others a deadline. They are read again once these answer, or are gone.
+    """
+    many = [process_part(pid, 7) for pid in range(2 * worker.MOST_OF_USER)]
+    other = process_part(99, 8)
+
+    def write(action: str, parts: Sequence[str]) -> None:
+        lines = [f"{part.replace(' ', '~')} {action}\n" for part in parts]
+        bench.script.write_text("".join(lines) + f"{other.replace(' ', '~')} value 1\n")
+
+    async with on_bench(tmp_path, backoff=LONG) as bench:
+        write("hang", many)
+        for _ in range(2):
+            result = await bench.sweep()
+            assert values(result) == {other: 1.0}
+            assert set(reasons(result)) == set(many)
+            assert "left out, as 8 other processes of its user" in result.faults[-1].detail
+        assert bench.metric(REPLACED, "timeout") == worker.MOST_OF_USER
+        write("value 1", many[1:])  # the first is gone
+        bench.end_back_off()
+        for _ in range(worker.MOST_OF_USER):
+            result = await bench.sweep()
+        assert values(result) == dict.fromkeys([*many[1:], other], 1.0)
+        assert bench.metric(QUARANTINED) == 0
+
+
+async def test_workers_that_cannot_be_killed_are_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past MOST_STUCK none is started: what is left to read fails with the reason, until one of
+    those has ended.
+    """
+    monkeypatch.setattr(supervisor_module, "MOST_STUCK", 2)
+    async with on_bench(tmp_path) as bench:
+        with frozen.mounted(tmp_path) as mount:
+            mount.freeze()
+            bench.script.write_text(
+                "".join(f"{part} dstate {mount.directory}/{part}\n" for part in "abc")
+            )
+            for _ in range(2):
+                result = await bench.sweep()
+                assert result.reason is Reason.STUCK
+                assert "2 processes of worker test hang" in result.detail
+            assert (bench.metric(STARTS), bench.metric(STUCK)) == (2, 2)
+            mount.thaw()
+            async with asyncio.timeout(60):
+                while bench.metric(STUCK):
+                    await asyncio.sleep(0.05)
+            bench.script.write_text("a value 1\nb value 2\n")
+            async with asyncio.timeout(60):
+                while len(values(await bench.sweep())) < 2:
+                    await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize(("part", "number"), [("b", signal.SIGKILL), ("-", signal.SIGTERM)])

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dshealthd.core.collector import Reason
+from dshealthd.core.collector import Reason, process_part
 from tests.jobs.machines import TORCH
 from tests.nvml.node import Node
 
@@ -52,7 +52,9 @@ def test_process_that_hangs(tmp_path: Path) -> None:
     """A process that hung when it was looked at is left out and counted."""
     with Node(tmp_path, gpus=1) as node:
         node.simulator.set(0, "processes", f"{os.getpid()}:1048576")
-        seen = node.collect("gpu_processes", blocked={f"process {os.getpid()}": Reason.STUCK})
+        seen = node.collect(
+            "gpu_processes", blocked={process_part(os.getpid(), os.getuid()): Reason.STUCK}
+        )
     assert seen.value("gpu_compute_processes") == 1
     assert seen.value("gpu_compute_processes_unknown") == 1
     assert seen.results["gpu_processes"].faults == ()

@@ -235,6 +235,8 @@ def test_an_answer_from_outside(
             "   0: 0100007F:9C40 0700000A:1F40 01 00000000:00000000 00:00000000 00000000 0 0 77 1\n"
         )
     assert values(scene.collect(10.0), AWAITS) == peers
+    scene.hung["process 10"] = Reason.STUCK
+    assert values(scene.collect(10.0), AWAITS) == {}, "a process that hangs its reader is not read"
 
 
 @pytest.fixture

@@ -279,10 +279,17 @@ def test_managers_of_blackwell(rack: Node, tmp_path: Path) -> None:
 
 
 def test_vital_data_that_cannot_be_read(rack: Node, tmp_path: Path) -> None:
-    """Whether switches are managed is unknown where GPUs are in a fabric; elsewhere nobody asks."""
-    (tmp_path / "sys/class/infiniband/mlx5_0/device/vpd").mkdir(parents=True)
+    """Whether switches are managed is unknown where GPUs are in a fabric, until they can be read;
+    elsewhere nobody asks.
+    """
+    data = tmp_path / "sys/class/infiniband/mlx5_0/device/vpd"
+    data.mkdir(parents=True)
     reasons = {"Fabric Manager": Reason.IO_ERROR}
     for _ in itertools.repeat(None, 2):
         assert rack.collect("nvlink_domain").reasons("nvlink_domain") == reasons
     rack.simulator.set(None, "fabric_state", 0)
+    assert not rack.collect("nvlink_domain").reasons("nvlink_domain")
+    rack.simulator.set(None, "fabric_state", 3)
+    data.rmdir()
+    data.write_bytes(b"\x82\x1e\x00NVIDIA ConnectX-7 ...\x78")
     assert not rack.collect("nvlink_domain").reasons("nvlink_domain")

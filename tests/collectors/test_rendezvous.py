@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd.collectors.rendezvous import RendezvousPorts, parse_ports
+from dshealthd.core.collector import Reason, Worker
 from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
@@ -35,9 +36,8 @@ LAUNCHER = (
 class Agent(Bench):
     """The collector, round by round."""
 
-    def __init__(self, procfs: Path = Path("/proc"), services: tuple[object, ...] = ()) -> None:
-        """Without `services` it is a command that collects once."""
-        super().__init__("rendezvous", Host(procfs=procfs), services=services)
+    def __init__(self, procfs: Path = Path("/proc")) -> None:
+        super().__init__("rendezvous", Host(procfs=procfs))
 
     def look(self, seconds: float = 0.0) -> Values:
         """Return the values of a round, by the last part of their name and their labels."""
@@ -185,25 +185,44 @@ def test_the_age_of_a_new_listener_begins_when_it_appears(proc: Path) -> None:
 
 
 def test_a_search_goes_on_from_round_to_round(proc: Path) -> None:
-    """However many descriptors there are, a round of the agent looks at a few, and the owner is
-    found in the end; a command that collects once finds it at once.
+    """However many descriptors there are, a round takes a quarter of a second, and the owner is
+    found in the end.
     """
     process(proc, 900, 1, "launcher")
     for pid in range(2000, 2040):
         process(proc, pid, 900, "other", (pid,))
     process(proc, 4000, 900, "python3", (595058,))
     ticks = itertools.count()
-    agent = Agent(proc, services=("jobs",))
-    agent.clock = lambda: next(ticks) / 1000
+    agent = Agent(proc)
+    agent.clock = lambda: next(ticks) / 40
     rounds = 0
     while not agent.look()["listeners", "false"]:
         rounds += 1
         assert rounds < 100
     assert rounds > 1
     agent.collector.close()
-    alone = Agent(proc)
-    alone.clock = agent.clock
-    assert alone.look()["listeners", "false"] == 1
+
+
+def test_an_owner_that_cannot_be_read_now(proc: Path) -> None:
+    """A lack of descriptors passes, and does not leave it unknown for as long as it lives."""
+    process(proc, 4000, 1, "python3", (595058,))
+    (proc / "4000/environ").unlink()
+    (proc / "4000/environ").mkdir()  # opens, and cannot be read
+    agent = Agent(proc)
+    assert agent.look()["listeners", "unknown"] == 3
+    (proc / "4000/environ").rmdir()
+    (proc / "4000/environ").write_text("RANK=0\0")
+    assert agent.look(61.0)["listeners", "true"] == 1
+
+
+def test_an_owner_that_hangs_its_reader_is_left_out(proc: Path) -> None:
+    """Its environment is read once the process was entered, in a worker and not in the agent."""
+    process(proc, 4000, 1, "python3", (595058,), environ="RANK=0")
+    agent = Agent(proc)
+    agent.hung["process 4000"] = Reason.TIMEOUT
+    assert agent.look()["listeners", "true"] == 0
+    assert agent.entered == ["process 4000"]
+    assert agent.collector.worker is Worker.STORAGE
 
 
 def test_a_search_in_vain_rests(proc: Path) -> None:

@@ -85,7 +85,10 @@ def test_absence_is_neither_up_nor_down() -> None:
 
 @pytest.mark.parametrize(
     "part",
-    ["job slurm-7", "process 12", "checkpoints of run-1", "master of run-1", "inspector /home/x"],
+    [
+        *("job slurm-7", "process 12", "process 12 of user 1000", "checkpoints of run-1"),
+        *("master of run-1", "inspector /home/x", "logs of run-1"),
+    ],
 )
 def test_a_job_s_own_part_is_no_fault_of_the_collector(part: str) -> None:
     """What a user's files cause is counted, and is not the collector's state on this node."""

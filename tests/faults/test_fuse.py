@@ -15,8 +15,9 @@ from dshealthd.config import registry
 from dshealthd.linux.mounts import parse_served_by_users
 from tests.agents import Scrape, running
 from tests.collectors.bench import sleeper
-from tests.fuse import hung_mount
+from tests.fuse import PAGE, hung_mount
 from tests.jobs.machines import TORCH
+from tests.waiting import until
 
 USER = 4321
 CONFIG = "\n".join(
@@ -34,6 +35,22 @@ try:
         print(root.read(sys.argv[2]))
 except PermissionError as error:
     print(error)
+"""
+POLL = """
+import ctypes, mmap, os, sys
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+file = os.open(sys.argv[1], os.O_RDONLY)
+page = libc.mmap(None, ctypes.c_size_t(4096), 1, 2, file, ctypes.c_long(0))
+print(flush=True)
+libc.poll(ctypes.c_void_p(page), 64, -1)
+"""
+"""Waits for what a page says that never comes."""
+PEERS = """
+import sys
+from dshealthd.core.host import Host
+from dshealthd.linux.socket_waits import peers_awaited
+print(peers_awaited(Host(), [int(sys.argv[1])]))
 """
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts, and runs processes of another user")
 
@@ -80,6 +97,33 @@ def test_nothing_there_is_asked(public_path: Path, path: str) -> None:
                 reader.kill()
                 pytest.fail("it asks the mount, and hangs")
             assert answer in printed
+
+
+@as_root
+def test_memory_that_never_comes(public_path: Path) -> None:
+    """Of a process that waits with a page of such a mount only that is unknown; who reads it goes
+    on. Nothing could end a reader that asks for the page.
+    """
+    with (
+        contextlib.ExitStack() as started,  # ends last: what hangs ends with the mount alone
+        hung_mount(public_path / "mount", USER),
+    ):
+
+        def start(*command: str) -> subprocess.Popen[str]:
+            process = started.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", *command], stdout=subprocess.PIPE, text=True
+                )
+            )
+            started.callback(process.kill)
+            return process
+
+        rank = start(POLL, str(public_path / "mount" / PAGE))
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        until(lambda: Path(f"/proc/{rank.pid}/syscall").read_text()[:2] in ("7 ", "73"))
+        printed, _ = start(PEERS, str(rank.pid)).communicate(timeout=60)
+        assert printed == "{}\n"
 
 
 @as_root

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.core.host import Host
-from dshealthd.linux.activity import ThreadState, activity
+from dshealthd.core.host import Host, read_bytes
+from dshealthd.linux import activity as activity_module
+from dshealthd.linux.activity import MAX_THREADS, ThreadState, activity, thread_of
 from dshealthd.linux.process import parse_stat
 from tests.jobs.machines import Machine, stat_line
 
@@ -94,3 +95,29 @@ def test_this_kernel_shows_a_frozen_process(version: str) -> None:
         finally:
             (group / name).write_text(thaw)
             process.kill()
+
+
+def test_the_thread_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found by its own number, in a pid namespace too. A user cannot make the agent look at
+    more than MAX_THREADS, whatever number is told.
+    """
+    looks: list[str] = []
+
+    def looked(place: str) -> bytes:
+        looks.append(place)
+        return read_bytes(place)
+
+    monkeypatch.setattr(activity_module, "read_bytes", looked)
+    for pid, threads, inside in ((10, 4000, 0), (5000, 3, 4900)):
+        for thread in range(pid, pid + threads):
+            task = tmp_path / str(pid) / "task" / str(thread)
+            task.mkdir(parents=True)
+            (task / "status").write_text(f"Name:\tpython\nNSpid:\t{thread}\t{thread - inside}\n")
+    host = Host(procfs=tmp_path)
+    assert thread_of(host, 10, 0) == 10
+    assert not looks
+    assert thread_of(host, 10, 4009) == 4009
+    assert thread_of(host, 5000, 102) == 5002
+    looks.clear()
+    assert thread_of(host, 10, 999_999) == 10
+    assert len(looks) <= MAX_THREADS + 1

@@ -72,7 +72,6 @@ SINGLE = {
         "f'{task}/schedstat'",
         "place",
         "f'{place}/{thread}'",
-        "f'{place}/{thread}/status'",
     ),
     "linux/gpu_direct.py": ("place",),  # sysfs
     # of the node; named by the service's own settings, root's
@@ -160,6 +159,25 @@ def test_nothing_is_listed_in_vain() -> None:
     }
     assert all(paths.values())
     assert all(paths[module] >= set(listed) for module, listed in SINGLE.items())
+
+
+def test_memory_of_processes() -> None:
+    """Who reads it waits while the process holds its lock, which a user can make last: in a worker
+    that has entered the process, in a thread, or in a child. A page that a user can withhold is
+    asked for by nobody.
+    """
+    for files, expected in (
+        ("environ|cmdline", {
+            "collectors/job_activity.py",
+            "jobs/installation.py",
+            "jobs/processes.py",
+            "linux/socket_owners.py",
+        }),
+        ("mem", {"linux/process.py"}),
+    ):  # fmt: skip
+        reads = re.compile(rf"[}}]/({files})\b")
+        readers = [file for file in SOURCE.rglob("*.py") if reads.search(file.read_text())]
+        assert {str(file.relative_to(SOURCE)) for file in readers} == expected
 
 
 def test_no_path_through_a_process_s_root() -> None:

@@ -1,14 +1,16 @@
-"""Processes as the kernel shows them: daemons by name and owner, in a `/proc` of the test's own."""
+"""Processes as the kernel shows them: daemons by name and owner, memory."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 from pathlib import Path
 
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.linux.process import daemon
+from dshealthd.linux.process import daemon, read_memory
 
 
 @pytest.fixture
@@ -51,3 +53,22 @@ def test_processes_that_cannot_be_seen(host: Host) -> None:
     (host.procfs / "2/comm").write_text("bash\n")
     with pytest.raises(PermissionError, match="cannot be seen"):
         daemon(host, "nvlsm")
+
+
+def test_memory(tmp_path: Path) -> None:
+    """What is mapped from a file is not read, as its pages may never come; nor is a hole."""
+    (tmp_path / "file").write_bytes(b"in a file")
+    place = f"/proc/{os.getpid()}"
+    with (
+        open(tmp_path / "file", "rb") as file,
+        mmap.mmap(
+            file.fileno(), 9, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+        ) as mapped,
+        mmap.mmap(-1, 9, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as anonymous,
+    ):
+        anonymous[:] = b"in memory"
+        for memory, content in ((anonymous, b"in memory"), (mapped, b"")):
+            first = ctypes.c_char.from_buffer(memory)
+            assert read_memory(place, ctypes.addressof(first), 9) == content
+            del first
+    assert read_memory(place, 0, 9) == b""

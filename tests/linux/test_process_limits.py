@@ -120,3 +120,14 @@ def test_without_privileges() -> None:
     )
     expected = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert [float(word) for word in answer.stdout.split()] == [expected, expected]
+
+
+def test_without_a_free_descriptor() -> None:
+    """What the kernel supports is not known then, and is not settled."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            Descriptors(Host())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -193,15 +193,30 @@ def test_texts_of_a_status_are_bounded() -> None:
     assert bad["detail"] == 499 * "x" + "y"
 
 
-def test_a_status_is_made_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most, as it takes a thousand times as long as a scrape."""
-    now = [100.0]
+def test_a_document_is_made_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most, however often it is asked for: that takes up to a thousand times as long as a
+    scrape, and the agent reads heartbeats meanwhile.
+    """
+    now, made = [100.0], [0]
     clocks = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
     monkeypatch.setattr(web_server, "time", clocks)
-    server = Server(options(), small_snapshot(), list, SelfMetrics(0), str)
-    first = server.status()
-    for now[0], same in ((100.49, True), (100.5, False)):
-        assert (server.status() is first) is same
+
+    def make() -> bytes:
+        made[0] += 1
+        return b"%d" % made[0]
+
+    async def make_later() -> bytes:
+        return make()
+
+    with serving(history=make, trends=make, targets=make_later) as served:
+        for path in ("history", "trends", "targets"):
+            before = made[0]
+            for now[0], count in ((100.0, 1), (100.49, 1), (100.5, 2), (100.99, 2)):
+                assert served.ask(f"/api/v1/{path}")[1] == b"%d" % (before + count)
+        now[0] = 200.0
+        first = served.ask("/api/v1/status")[1]
+        for now[0], same in ((200.49, True), (200.5, False)):
+            assert (served.ask("/api/v1/status")[1] == first) is same
 
 
 def test_status_is_packed_for_who_wants_it(served: Served) -> None:

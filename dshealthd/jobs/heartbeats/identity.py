@@ -33,7 +33,11 @@ class UnidentifiedSender(enum.StrEnum):
     GONE = "gone"
     """It has ended, and its pid may have been reused."""
     UNREADABLE = "unreadable"
-    """The kernel's answer is not understood, or the agent has no descriptor for the page."""
+    """The kernel's answer is not understood, or the agent has no descriptor or memory for it. Tried
+    again, as that may pass.
+    """
+    OLDER_LAYOUT = "older_layout"
+    """Its training began with a release of dshealthd whose heartbeats this agent cannot read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +71,12 @@ def identify(host: Host, pid: int, user: int) -> Answer:
 
 
 def same(host: Host, identity: Identity) -> bool:
-    """Return whether the sender is still the identified process. Does not block."""
+    """Return whether the sender is still the identified process, as long as nothing else is known.
+    Does not block.
+    """
     try:
         return read_stat(host, identity.process.pid).image == identity.image
-    except (OSError, ValueError, ArithmeticError):
+    except (FileNotFoundError, ProcessLookupError):
         return False
+    except (OSError, ValueError, ArithmeticError):  # such as without a free descriptor
+        return True

@@ -28,7 +28,7 @@ from dshealthd.jobs.heartbeats.blocking_tasks import BlockingTasks
 from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender, identify, same
 from dshealthd.jobs.heartbeats.page import find_page, has_page, open_page
 from dshealthd.jobs.heartbeats.sender import Sender, by_rank
-from dshealthd.training.message import PAGE, newest_message
+from dshealthd.training.message import PAGE, OlderLayout, newest_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,8 +142,11 @@ class HeartbeatReader:
             if isinstance(sender.who, Identity):
                 if not (same(self._host, sender.who) and self._holds(sender)):
                     self._finish(sender)
-            elif sender.process < 0 and sender.who is not UnidentifiedSender.PENDING:
-                self._drop(sender)  # nothing else would show its end; it is added again
+            elif sender.who is UnidentifiedSender.UNREADABLE or (
+                # Without a descriptor nothing else would show its end.
+                sender.process < 0 and sender.who is not UnidentifiedSender.PENDING
+            ):
+                self._drop(sender)  # it is added again
 
     def senders(self) -> Iterator[tuple[Identity, Sender]]:
         """Yield the senders whose job and rank are known, with their identities.
@@ -234,6 +237,13 @@ class HeartbeatReader:
         if changed := data != sender.data:
             try:
                 message = newest_message(data)
+            except OlderLayout:
+                # Kept until its process ends: the layout does not change, and nobody else says why
+                # a training that runs has no heartbeats.
+                sender.who, sender.page = UnidentifiedSender.OLDER_LAYOUT, None
+                os.close(page)
+                self._settle()
+                return
             except (ValueError, ArithmeticError):
                 sender.torn += 1
                 if sender.torn >= TORN:
@@ -261,8 +271,8 @@ class HeartbeatReader:
     def _holds(self, sender: Sender) -> bool:
         try:
             return has_page(self._host, sender.holder.pid, sender.number)
-        except OSError:  # it has ended
-            return False
+        except OSError:  # it has ended, which `same` sees as well, or memory is short
+            return True
 
     def _known(self, sender: Sender) -> Sender | None:
         """Return a sender, None if it was dropped."""

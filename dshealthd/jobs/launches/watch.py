@@ -16,6 +16,7 @@ from dshealthd.jobs.launches.programs import MAX_PROCESSES, RING
 from dshealthd.jobs.processes import UNINTERRUPTIBLE, ProcessTable, TrainingProcess, read_stat
 from dshealthd.jobs.ranks import Ranks
 from dshealthd.jobs.shares import share_places
+from dshealthd.linux.process import read_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -229,9 +230,8 @@ class Launches:
     ) -> tuple[int, int] | None:
         """Return address and first use of the communicator that an initialization has made."""
         try:
-            with open(self._context.host.proc(f"{pid}/mem"), "rb", buffering=0) as memory:
-                memory.seek(init.slot)
-                (address,) = struct.unpack("=Q", memory.read(8))
+            place = self._context.host.proc(str(pid))
+            (address,) = struct.unpack("=Q", read_memory(place, init.slot, 8))
         except (OSError, ValueError, ArithmeticError, struct.error):
             return None  # the place is gone: the communicator stays without a name
         found = counts.get((pid, address))

@@ -10,8 +10,11 @@ import contextlib
 import errno
 import functools
 import os
+import resource
 import statistics
+import struct
 import time
+from binascii import crc32
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -382,7 +385,7 @@ def pids(reader: HeartbeatReader) -> set[int]:
 
 
 async def test_without_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that cannot be opened is counted, and its process not shown."""
+    """A page that cannot be opened is counted, and its process not shown, until it can be."""
     with reading() as reader, sending(TORCH) as sender:
         sender.tell(beat(1))
         holders = own_pages()
@@ -391,6 +394,48 @@ async def test_without_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
             reader.follow(holders)
             await passes(lambda: reader.unidentified[UnidentifiedSender.UNREADABLE] == 1)
         assert shown(reader) == {}
+        await until(reader, lambda: shown(reader))
+
+
+async def test_a_sender_outlasts_a_lack_of_descriptors() -> None:
+    """That nothing can be looked at says nothing about a process: what is known of it stays."""
+    with reading() as reader, sending(TORCH) as sender:
+        sender.tell(beat(1))
+        await until(reader, lambda: shown(reader))
+        _, before = only(reader)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            reader.refresh()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert only(reader)[1] is before
+
+
+async def test_a_training_older_than_the_agent() -> None:
+    """One whose heartbeats have another layout is told as that, and looked at once: it keeps its
+    layout until it ends.
+    """
+    body = encode(beat(1))[12:]
+    older = struct.pack("<4sBxHI", b"dshb", 4, 12 + len(body), crc32(body)) + body
+    with reading() as reader:
+        with sending(TORCH) as sender:
+            sender.tell(older)
+
+            def told() -> bool:
+                return reader.unidentified[UnidentifiedSender.OLDER_LAYOUT] == 1
+
+            await until(reader, told)
+            (before,) = reader._senders.values()
+            for _ in range(3):
+                reader.refresh()
+                reader.follow(own_pages())
+                await asyncio.sleep(PERIOD)
+            assert [*reader._senders.values()] == [before]
+            assert told()
+            assert reader.rejected == 0
+            assert shown(reader) == {}
+        await passes(lambda: not len(reader))
 
 
 async def test_processes_of_another_namespace(tmp_path: Path) -> None:
