@@ -48,7 +48,7 @@ def agent_troubles(series: Series, _wall: float) -> Iterator[Sign]:
     waiting = series.has("path_failing", reason=("timeout", "stuck"))
     for labels, value in series("worker_stuck"):
         if labels["worker"] != "device" and value > 0 and not waiting:
-            reason = "a worker hangs in the kernel, as whatever else touches its device would"
+            reason = "a worker hangs in the kernel, as whatever reads the same would"
             yield Sign(TROUBLE, reason, labels, value=value, source="worker_stuck", hold=120.0)
     name = "kernel_log_records_lost_total"
     for _, lost in series.rise(name, MINUTES_15):
