@@ -61,7 +61,8 @@ STATE = gauge(
 PHYSICAL_STATE = gauge(
     "dshealthd_infiniband_port_physical_state",
     "1 for the port's physical state: sleep, polling, disabled, training, link_up, "
-    "link_error_recovery, phy_test, unknown.",
+    "link_error_recovery, phy_test, unknown. RoCE's is disabled whenever its interface has no "
+    "carrier.",
     *_PORT,
     "state",
 )
