@@ -48,7 +48,7 @@ _PORT = ("device", "port")
 UP = gauge(
     "dshealthd_infiniband_port_up",
     "1 if the port is ACTIVE with its link up; 0 if not, or if its device was seen earlier and is "
-    "gone.",
+    "gone. Absent for virtual functions, seen from their host, as is all of a port's state.",
     *_PORT,
 )
 STATE = gauge(
@@ -271,6 +271,8 @@ class Infiniband(Collector):
             if isinstance(item, Sample) and item.labels[-1] == "link_downed":
                 downed = int(item.value)
             yield item
+        if adapter.virtual:  # its state is that of the port that it shares
+            return
         try:
             state = parse_state(self._reader(f"{place}/state"))
             physical = parse_state(self._reader(f"{place}/phys_state"))
@@ -309,7 +311,7 @@ class Infiniband(Collector):
         device = self._devices.get(name)
         if device is None or device.adapter.identity != identity(link):
             device = self._devices[name] = _Device(Adapter.at(link, self._reader))
-            for port in device.adapter.ports:
+            for port in () if device.adapter.virtual else device.adapter.ports:
                 self._ports.setdefault((name, port), PortHistory())
         return device
 

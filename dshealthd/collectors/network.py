@@ -28,6 +28,7 @@ from dshealthd.core.collector import (
 from dshealthd.core.host import integer, lines_of, read
 from dshealthd.core.options import option
 from dshealthd.core.result import fault_of
+from dshealthd.linux.pci import VIRTUAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -146,7 +147,7 @@ class NetworkOptions(CollectorOptions):
         if any(fnmatchcase(name, pattern) for pattern in self.include):
             return True
         if os.path.lexists(f"{path}/device"):
-            return not os.path.lexists(f"{path}/device/physfn")
+            return not os.path.lexists(f"{path}/device/{VIRTUAL}")
         return os.path.lexists(f"{path}/bonding")
 
 

@@ -313,6 +313,19 @@ def test_port_vanishes(bench: Adapters) -> None:
     assert values(result, UP)["mlx5_1", "2"] == 0
 
 
+def test_virtual_function(bench: Adapters) -> None:
+    """A virtual function that its host sees has traffic, and none of it is down when it goes."""
+    (bench.sysfs / "class/infiniband/mlx5_1/device/physfn").symlink_to("../0000:18:00.0")
+    before = bench.collect()
+    assert before.outcome is CollectionOutcome.OK
+    assert ("mlx5_1", "1") in values(before, TRANSMIT_BYTES)
+    assert set(up(before)) == DEVICES - {"mlx5_1"}
+    bench.remove("mlx5_1")
+    after = bench.collect()
+    assert up(after) == up(before)
+    assert "mlx5_1" not in {sample.labels[0] for sample in after.samples}
+
+
 def test_driver_unloaded(bench: Adapters) -> None:
     """With all devices gone, and the directory too, every port that was seen is down."""
     bench.collect()
