@@ -136,7 +136,7 @@ _TRAFFIC = {
     "port_xmit_data": (TRANSMIT_BYTES, 0.25),
     "port_rcv_data": (RECEIVE_BYTES, 0.25),
     "port_xmit_wait": (TRANSMIT_WAIT, 1),
-    # AWS EFA has these files instead, in hw_counters/
+    # AWS's and Broadcom's adapters have these files instead, in hw_counters/
     "tx_bytes": (TRANSMIT_BYTES, 1),
     "rx_bytes": (RECEIVE_BYTES, 1),
 }
@@ -158,10 +158,17 @@ _EFA_ERRORS = """
     rx_drops rdma_read_wr_err rdma_write_wr_err retrans_timeout_events unresponsive_remote_events
     impaired_remote_conn_events
 """
-_ERRORS = frozenset((_LINK_ERRORS + _MLX5_ERRORS + _EFA_ERRORS).split())
+# Not recoverable_errors, which counts broadcasts (the kernel's bnxt_re_ib_get_hw_stats).
+_BNXT_ERRORS = """
+    bad_resp_err local_protection_err local_qp_op_err max_retry_exceeded missing_resp oos_drop_count
+    remote_access_err remote_invalid_req_err remote_op_err rnr_naks_rcvd rx_out_of_buffer
+    rx_roce_discards rx_roce_errors seq_err_naks_rcvd to_retransmits tx_roce_discards tx_roce_errors
+    unrecoverable_err
+"""
+_ERRORS = frozenset((_LINK_ERRORS + _MLX5_ERRORS + _EFA_ERRORS + _BNXT_ERRORS).split())
 _CONGESTION = frozenset((
     "np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled", "rp_cnp_ignored",
-    "roce_slow_restart_cnps",
+    "roce_slow_restart_cnps", "rx_cnp_pkts", "rx_ecn_marked_pkts", "tx_cnp_pkts",
 ))  # fmt: skip
 _INFO_FILES = {"board": "board_id", "firmware": "fw_ver", "guid": "node_guid", "model": "hca_type"}
 _REFRESH = 300.0
