@@ -159,16 +159,14 @@ def _down(series: Series) -> dict[Port, str]:
     used = series.parts("infiniband_port_flaps_total", "device", "port") | {
         _pair(labels) for labels, value in series.peak("infiniband_port_up", WEEK) if value
     }
-    states = {
-        _pair(labels): labels["state"]
-        for labels, value in series("infiniband_port_physical_state")
-        if value
-    }
     # Ethernet's drivers say so of every port whose interface has no carrier (the kernel's
     # mlx5_query_port_roce, bnxt_re_query_port, irdma_query_port).
-    for port in series.parts("infiniband_port_info", "device", "port", link_layer="Ethernet"):
-        if states.get(port) == DISABLED:
-            states[port] = "no carrier"
+    ethernet = series.parts("infiniband_port_info", "device", "port", link_layer="Ethernet")
+    states = {
+        port: "no carrier" if (port in ethernet and state == DISABLED) else state
+        for labels, value in series("infiniband_port_physical_state")
+        if value and (port := _pair(labels)) and (state := labels["state"])
+    }
     if not _settled(series):
         return {}
     return {
