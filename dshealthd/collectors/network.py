@@ -75,7 +75,8 @@ RECEIVE_ERRORS = counter(
 )
 RECEIVE_DROPS = counter(
     "dshealthd_network_receive_drops_total",
-    "Received packets dropped or missed for lack of buffers.",
+    "Received packets dropped: for lack of buffers, or of a protocol that this host does not "
+    "speak.",
     "device",
 )
 TRANSMIT_BYTES = counter(

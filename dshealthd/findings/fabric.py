@@ -159,7 +159,7 @@ def _down(series: Series) -> dict[Port, str]:
     used = series.parts("infiniband_port_flaps_total", "device", "port") | {
         _pair(labels) for labels, value in series.peak("infiniband_port_up", WEEK) if value
     }
-    # Ethernet's drivers say so of every port whose interface has no carrier (the kernel's
+    # Ethernet's drivers call every port disabled whose interface has no carrier (the kernel's
     # mlx5_query_port_roce, bnxt_re_query_port, irdma_query_port).
     ethernet = series.parts("infiniband_port_info", "device", "port", link_layer="Ethernet")
     states = {

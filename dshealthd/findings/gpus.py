@@ -66,7 +66,7 @@ XID_WORDS = {
     "80": "corrupted data were sent to the GPU",
     "92": "many single-bit ECC errors, which were corrected",
     "93": "the infoROM's wear limit is exceeded",
-    "121": "an error of the link between CPU and GPU (C2C)",
+    "121": "errors of the link between CPU and GPU (C2C), which were corrected",
     "122": "the board's flash cannot be read",
     "123": "the board's flash cannot be written",
     "124": "the board's flash cannot be erased",
