@@ -214,6 +214,8 @@ _TABLE = (
     ("iommu_fault",
      (rf"(?:{_DEVICE}: )?AMD-Vi: Event logged \[IO_PAGE_FAULT "
      rf"(?:device=(?P<device>[0-9a-f:.]{{4,16}}) )?")),
+    # Of translation, address size, access, permission; the raw event follows.
+    ("iommu_fault", r"arm-smmu-v3 [\w.-]{1,40}: event 0x1[0-3] received:"),
     # The first is printed when the driver probes a GPU, without an Xid.
     ("gpu_off_bus", rf"NVRM: (?:GPU (?P<pci>{_PCI}\.\d): GPU has )?fallen off the bus"),
     # GSP's heartbeat and its calls: on some releases no Xid follows.
