@@ -223,7 +223,7 @@ _TABLE = (
      (r"NVRM: (?:GPU(?P<gpu>\d+) )?_kgsp(?:IsHeartbeatTimedOut: Heartbeat timed out|RpcRecvPoll: "
      r"[\w /-]{1,40} heartbeat timed out|Log(?:Rpc|Gsp)Timeout: \*{3,60} GSP Timeout)")),
     ("gpu_init_failed",
-     (rf"NVRM: (?:GPU (?:at PCI:)?(?P<pci>{_PCI})(?:\.\d)?: )?(?:RmInitAdapter failed!|The NVIDIA "
+     (rf"NVRM: (?:GPU (?:at PCI:)?(?P<pci>{_PCI}(?:\.\d)?): )?(?:RmInitAdapter failed!|The NVIDIA "
      rf"probe routine failed for \d+ device|GPU does not have the necessary power cables "
      rf"connected)")),
     ("nvlink_detect_failed", r"NVRM: (?:GPU\d+ )?\w*PostRxDetectLinkMask\w*: "),
