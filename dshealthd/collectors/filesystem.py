@@ -15,7 +15,15 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.collector import Collector, CollectorOptions, Fault, SourceError, Worker, gauge
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Fault,
+    Reason,
+    SourceError,
+    Worker,
+    gauge,
+)
 from dshealthd.core.host import read
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import fault_of
@@ -165,11 +173,15 @@ class Filesystem(Collector):
         if self.options.paths and len(faults) == len(self.options.paths):
             raise SourceError(faults[0].reason, faults[0].detail)
 
-    def _space(self, path: str) -> Iterator[Sample]:
+    def _space(self, path: str) -> Iterator[Sample | Fault]:
         place = self.host.root(path)
         status = os.statvfs(place)
         yield SIZE(status.f_blocks * status.f_frsize, path)
-        yield FREE(status.f_bavail * status.f_frsize, path)
+        if status.f_bavail <= status.f_blocks:
+            yield FREE(status.f_bavail * status.f_frsize, path)
+        else:  # a negative number, as some file systems that are full have (node_exporter's #1672)
+            detail = f"statvfs: {status.f_bavail} of {status.f_blocks} blocks are free"
+            yield Fault(path, Reason.MALFORMED, detail)
         if status.f_files:
             yield FILES(status.f_files, path)
             yield FILES_FREE(status.f_favail, path)

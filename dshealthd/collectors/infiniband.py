@@ -48,7 +48,7 @@ _PORT = ("device", "port")
 UP = gauge(
     "dshealthd_infiniband_port_up",
     "1 if the port is ACTIVE with its link up; 0 if not, or if its device was seen earlier and is "
-    "gone.",
+    "gone. Absent for virtual functions, seen from their host, as is all of a port's state.",
     *_PORT,
 )
 STATE = gauge(
@@ -61,7 +61,8 @@ STATE = gauge(
 PHYSICAL_STATE = gauge(
     "dshealthd_infiniband_port_physical_state",
     "1 for the port's physical state: sleep, polling, disabled, training, link_up, "
-    "link_error_recovery, phy_test, unknown.",
+    "link_error_recovery, phy_test, unknown. RoCE's is disabled whenever its interface has no "
+    "carrier.",
     *_PORT,
     "state",
 )
@@ -135,7 +136,7 @@ _TRAFFIC = {
     "port_xmit_data": (TRANSMIT_BYTES, 0.25),
     "port_rcv_data": (RECEIVE_BYTES, 0.25),
     "port_xmit_wait": (TRANSMIT_WAIT, 1),
-    # AWS EFA has these files instead, in hw_counters/
+    # AWS's and Broadcom's adapters have these files instead, in hw_counters/
     "tx_bytes": (TRANSMIT_BYTES, 1),
     "rx_bytes": (RECEIVE_BYTES, 1),
 }
@@ -157,10 +158,17 @@ _EFA_ERRORS = """
     rx_drops rdma_read_wr_err rdma_write_wr_err retrans_timeout_events unresponsive_remote_events
     impaired_remote_conn_events
 """
-_ERRORS = frozenset((_LINK_ERRORS + _MLX5_ERRORS + _EFA_ERRORS).split())
+# Not recoverable_errors, which counts broadcasts (the kernel's bnxt_re_ib_get_hw_stats).
+_BNXT_ERRORS = """
+    bad_resp_err local_protection_err local_qp_op_err max_retry_exceeded missing_resp oos_drop_count
+    remote_access_err remote_invalid_req_err remote_op_err rnr_naks_rcvd rx_out_of_buffer
+    rx_roce_discards rx_roce_errors seq_err_naks_rcvd to_retransmits tx_roce_discards tx_roce_errors
+    unrecoverable_err
+"""
+_ERRORS = frozenset((_LINK_ERRORS + _MLX5_ERRORS + _EFA_ERRORS + _BNXT_ERRORS).split())
 _CONGESTION = frozenset((
     "np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled", "rp_cnp_ignored",
-    "roce_slow_restart_cnps",
+    "roce_slow_restart_cnps", "rx_cnp_pkts", "rx_ecn_marked_pkts", "tx_cnp_pkts",
 ))  # fmt: skip
 _INFO_FILES = {"board": "board_id", "firmware": "fw_ver", "guid": "node_guid", "model": "hca_type"}
 _REFRESH = 300.0
@@ -270,6 +278,8 @@ class Infiniband(Collector):
             if isinstance(item, Sample) and item.labels[-1] == "link_downed":
                 downed = int(item.value)
             yield item
+        if adapter.virtual:  # its state is that of the port that it shares
+            return
         try:
             state = parse_state(self._reader(f"{place}/state"))
             physical = parse_state(self._reader(f"{place}/phys_state"))
@@ -308,7 +318,7 @@ class Infiniband(Collector):
         device = self._devices.get(name)
         if device is None or device.adapter.identity != identity(link):
             device = self._devices[name] = _Device(Adapter.at(link, self._reader))
-            for port in device.adapter.ports:
+            for port in () if device.adapter.virtual else device.adapter.ports:
                 self._ports.setdefault((name, port), PortHistory())
         return device
 

@@ -28,6 +28,7 @@ from dshealthd.core.collector import (
 from dshealthd.core.host import integer, lines_of, read
 from dshealthd.core.options import option
 from dshealthd.core.result import fault_of
+from dshealthd.linux.pci import VIRTUAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,7 +75,8 @@ RECEIVE_ERRORS = counter(
 )
 RECEIVE_DROPS = counter(
     "dshealthd_network_receive_drops_total",
-    "Received packets dropped or missed for lack of buffers.",
+    "Received packets dropped: for lack of buffers, or of a protocol that this host does not "
+    "speak.",
     "device",
 )
 TRANSMIT_BYTES = counter(
@@ -146,7 +148,7 @@ class NetworkOptions(CollectorOptions):
         if any(fnmatchcase(name, pattern) for pattern in self.include):
             return True
         if os.path.lexists(f"{path}/device"):
-            return not os.path.lexists(f"{path}/device/physfn")
+            return not os.path.lexists(f"{path}/device/{VIRTUAL}")
         return os.path.lexists(f"{path}/bonding")
 
 

@@ -181,7 +181,8 @@ class Nvlink(GpuCollector):
             for kind, (name, older) in _ERRORS.items()
         } | {kind: field[name] for kind, name in _ERRORS_5.items()}
         yield from self._errors(gpu, labels, errors)
-        ratios = [bit_error_ratio(code) for code in field[_BER] if code is not None]
+        # No errors are 15e-255: 0 is no ratio, but a field that is deprecated from NVML 13 on.
+        ratios = [bit_error_ratio(code) for code in field[_BER] if code]
         yield from told(BER, max(ratios, default=None), *gpu.labels)
 
     def _errors(

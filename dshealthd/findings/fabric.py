@@ -33,6 +33,7 @@ IN_JOB = 7.0
 NCCL_IB_TIMEOUT 20, 4.096 µs * 2^20): 23 s of them pass with a sample (5 s), a scrape (5 s), a round
 of the rules (5 s) and Alertmanager's wait for other nodes (8 s). A link that retrains takes less.
 """
+DISABLED = "disabled"
 DOWN = 600.0
 """Seconds for which an interface that was down remains a finding: it may go down again."""
 NEVER = {
@@ -152,22 +153,26 @@ def _ethernet(series: Series) -> dict[Port, str]:
 def _down(series: Series) -> dict[Port, str]:
     """Return the ports that are down though they were up, with their physical state.
 
-    Not those that an operator has disabled, and none while they may train after a boot.
+    Not those of InfiniBand that an operator has disabled, and none while they may train after a
+    boot.
     """
     used = series.parts("infiniband_port_flaps_total", "device", "port") | {
         _pair(labels) for labels, value in series.peak("infiniband_port_up", WEEK) if value
     }
+    # Ethernet's drivers call every port disabled whose interface has no carrier (the kernel's
+    # mlx5_query_port_roce, bnxt_re_query_port, irdma_query_port).
+    ethernet = series.parts("infiniband_port_info", "device", "port", link_layer="Ethernet")
     states = {
-        _pair(labels): labels["state"]
+        port: "no carrier" if (port in ethernet and state == DISABLED) else state
         for labels, value in series("infiniband_port_physical_state")
-        if value
+        if value and (port := _pair(labels)) and (state := labels["state"])
     }
     if not _settled(series):
         return {}
     return {
         port: states.get(port, "gone").replace("_", " ")
         for port in (_pair(labels) for labels, value in series("infiniband_port_up") if not value)
-        if port in used and states.get(port) != "disabled"
+        if port in used and states.get(port) != DISABLED
     }
 
 

@@ -21,12 +21,14 @@ FABRIC_VERSIONS = frozenset(("5.0", "6.0"))
 _CORRECTED = "have errors that they repair"
 NVLINK_ERRORS = {
     **dict.fromkeys(
-        ("replay", "recovery", "link_recovery", "receive", "retransmit"),
+        ("replay", "recovery", "link_recovery", "receive"),
         ("nvlink_errors_per_minute", 60.0, _CORRECTED),
     ),
     "crc": ("nvlink_crc_per_second", 1.0, "have CRC errors"),
 }
-"""Types of errors: their limit, its seconds, and words for them."""
+"""Types of errors: their limit, its seconds, and words for them. Not retransmissions of NVLink 5,
+which is how a link repairs what its bit error ratio allows: some a second, over all of a GPU's.
+"""
 GENERATION_5 = 5
 PCIE, FABRIC = "DshealthdPcieDegraded", "DshealthdNvlinkFabricUnhealthy"
 MANAGERS = {"nvlsm": "nvlsm, the subnet manager of NVLink,", "nv-fabricmanager": "Fabric Manager"}

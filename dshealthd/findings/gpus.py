@@ -23,8 +23,13 @@ OF_THE_AGENT = frozenset(
     ("permission_denied", "malformed", "cannot_start", "out_of_memory", "internal", "expired")
 )
 """Reasons that lie with the agent: jobs may use a GPU that it cannot read."""
-XIDS_APPLICATION = frozenset(("13", "31", "43", "45", "68", "69", "141"))
-"""Xids that an application causes, or that can be ignored, according to NVIDIA's catalogue."""
+XIDS_APPLICATION = frozenset(
+    ("11", "13", "14", "25", "31", "37", "43", "45", "68", "69", "106", "107", "137", "141")
+)
+"""Xids that an application causes, or that can be ignored, according to NVIDIA's catalogue: it has
+the application checked after 11, 25, 37 and 137 (an illegal access over NVLink, which the GPU at
+the other end logs); user space sends 14, and 106 and 107 are tests.
+"""
 XIDS_RECURRING = ("13", "31", "68", "69")
 """Those of them that a faulty GPU causes as well, in one application after the other."""
 XIDS_MEMORY = frozenset(("48", "95"))
@@ -61,7 +66,7 @@ XID_WORDS = {
     "80": "corrupted data were sent to the GPU",
     "92": "many single-bit ECC errors, which were corrected",
     "93": "the infoROM's wear limit is exceeded",
-    "121": "an error of the link between CPU and GPU (C2C)",
+    "121": "errors of the link between CPU and GPU (C2C), which were corrected",
     "122": "the board's flash cannot be read",
     "123": "the board's flash cannot be written",
     "124": "the board's flash cannot be erased",

@@ -144,8 +144,8 @@ class Limits:
     hang_pcie_bytes_per_second: ClassVar[float] = 300e6
     # Consecutive answers without progress of a job with a dead or failed rank: one minute. [D]
     ras_idle_answers: ClassVar[float] = 4.0
-    # Replays or recoveries per minute, with NVLink 5 also receive errors and retransmissions; CRC
-    # errors per second up to NVLink 4. DCGM 4.6 [R]
+    # Replays or recoveries per minute, with NVLink 5 also receive errors; CRC errors per second up
+    # to NVLink 4. DCGM 4.6 [R]
     nvlink_errors_per_minute: ClassVar[float] = 1.0
     nvlink_crc_per_second: ClassVar[float] = 1.0
     # Replays, or corrected errors, up to generation 4: the bit errors that the specification allows

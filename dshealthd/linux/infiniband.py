@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import integer
+from dshealthd.linux.pci import VIRTUAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +56,8 @@ class Adapter:
     """Distinguishes this registration from later ones."""
     ports: tuple[str, ...]
     read: Callable[[str], bytes]
+    virtual: bool = False
+    """Whether it is a virtual function, seen from its host: it comes and goes with containers."""
     unsupported: set[str] = field(default_factory=set)
     """Files that the driver refuses, read once: the kernel logs some refusals."""
 
@@ -63,7 +66,8 @@ class Adapter:
         """Return the adapter behind `/sys/class/infiniband/NAME`, without a call of its driver."""
         place = os.path.realpath(link)
         ports = tuple(_entries(f"{place}/ports"))
-        return cls(os.path.basename(link), place, identity(place), ports, read)
+        virtual = os.path.lexists(f"{place}/device/{VIRTUAL}")
+        return cls(os.path.basename(link), place, identity(place), ports, read, virtual)
 
     def number(self, place: str) -> int | None:
         """Return the number in a file of the adapter, None if it has none. OSError, ValueError."""

@@ -137,11 +137,13 @@ _TABLE = (
     ("kernel_oops", _OOPS),
     # Only seen if the machine survives for a moment, as with kernel.panic delays.
     ("kernel_panic", r"Kernel panic - not syncing: "),
-    ("cpu_throttled", r"(?:mce: )?CPU\d+: (?:Core|Package) temperature above threshold"),
+    # "is", from Linux 5.6 on.
+    ("cpu_throttled", r"(?:mce: )?CPU\d+: (?:Core|Package) temperature (?:is )?above threshold"),
     # storage
     ("io_error",
-     (rf"(?:(?:blk_update_request|print_req_error): )?(?:I/O|timeout|protection|recoverable "
-     rf"transport|critical (?:medium|target|nexus)) error, dev (?!fd\d){_DISK}, sector \d")),
+     (rf"(?:(?:blk_update_request|print_req_error): )?(?:I/O|timeout|protection|device offline"
+     rf"|recoverable transport|critical (?:medium|target|nexus|space allocation)) error, dev "
+     rf"(?!fd\d){_DISK}, sector \d")),
     ("io_error", rf"Buffer I/O error on dev(?:ice)? (?!fd\d){_DISK}, logical block \d"),
     ("nvme_timeout", r"nvme (?P<device>nvme\d+): I/O (?:tag )?\d+ .{0,80}?timeout, "),
     # What it does after a time-out; most controllers come back.
@@ -153,7 +155,7 @@ _TABLE = (
      r"block (?P<device>nvme\d+n\d+): no (?:usable path - requeuing|available path - failing) I/O"),
     # raid0 and linear print no colon between the level and the array's name.
     ("raid_disk_failed", rf"md/(?:raid\d{{0,2}}|linear):?\S{{0,40}}: Disk failure on {_DISK}"),
-    ("filesystem_error", rf"EXT4-fs error \(device {_DISK}\): "),
+    ("filesystem_error", rf"EXT4-fs error \(device {_DISK}\)(?:: | in )"),
     ("filesystem_error",
      (rf"EXT4-fs \({_DISK}\): (?:I/O error while writing superblock|previous I/O error to "
      rf"superblock detected|This should not happen!! Data will be lost)")),
@@ -212,6 +214,8 @@ _TABLE = (
     ("iommu_fault",
      (rf"(?:{_DEVICE}: )?AMD-Vi: Event logged \[IO_PAGE_FAULT "
      rf"(?:device=(?P<device>[0-9a-f:.]{{4,16}}) )?")),
+    # Of translation, address size, access, permission; the raw event follows.
+    ("iommu_fault", r"arm-smmu-v3 [\w.-]{1,40}: event 0x1[0-3] received:"),
     # The first is printed when the driver probes a GPU, without an Xid.
     ("gpu_off_bus", rf"NVRM: (?:GPU (?P<pci>{_PCI}\.\d): GPU has )?fallen off the bus"),
     # GSP's heartbeat and its calls: on some releases no Xid follows.
@@ -219,7 +223,7 @@ _TABLE = (
      (r"NVRM: (?:GPU(?P<gpu>\d+) )?_kgsp(?:IsHeartbeatTimedOut: Heartbeat timed out|RpcRecvPoll: "
      r"[\w /-]{1,40} heartbeat timed out|Log(?:Rpc|Gsp)Timeout: \*{3,60} GSP Timeout)")),
     ("gpu_init_failed",
-     (rf"NVRM: (?:GPU (?:at PCI:)?(?P<pci>{_PCI})(?:\.\d)?: )?(?:RmInitAdapter failed!|The NVIDIA "
+     (rf"NVRM: (?:GPU (?:at PCI:)?(?P<pci>{_PCI}(?:\.\d)?): )?(?:RmInitAdapter failed!|The NVIDIA "
      rf"probe routine failed for \d+ device|GPU does not have the necessary power cables "
      rf"connected)")),
     ("nvlink_detect_failed", r"NVRM: (?:GPU\d+ )?\w*PostRxDetectLinkMask\w*: "),

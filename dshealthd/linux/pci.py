@@ -25,8 +25,8 @@ _NETWORK_CLASSES = ("0x0200", "0x0207")
 """Ethernet and InfiniBand controllers."""
 _ADAPTERS = "0x15b3"
 """Mellanox, now NVIDIA: vendor of fabric adapters."""
-_VIRTUAL = "physfn"
-"""Link that only virtual functions have; their number is configurable."""
+VIRTUAL = "physfn"
+"""Link that only virtual functions have, as their host sees them; their number is configurable."""
 
 
 class Bus:
@@ -35,7 +35,8 @@ class Bus:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._kinds: dict[str, str] = {}
-        """Vendor and class of NVIDIA's and AMD's devices by address; "" for those of others."""
+        """Vendor and class of NVIDIA's and AMD's devices by address; "" for others, and for virtual
+        functions."""
 
     def models(self) -> set[str]:
         """Return the device IDs of NVIDIA's GPUs on the bus: several if models differ. OSError."""
@@ -56,7 +57,7 @@ class Bus:
         found: dict[str, str] = {}
         for gpu in self.gpus():
             place = os.path.realpath(self._host.sys(f"bus/pci/devices/{gpu}"))
-            # Functions of one device, as virtual ones, come after its first.
+            # Functions of one device come after its first.
             found.setdefault(os.path.basename(os.path.dirname(place)), gpu)
         return found
 
@@ -84,6 +85,8 @@ class Bus:
 
     def _kind(self, address: str) -> str:
         place = self._host.sys(f"bus/pci/devices/{address}")
+        if os.path.lexists(f"{place}/{VIRTUAL}"):  # of a GPU that virtual machines share
+            return ""
         try:
             vendor = read(f"{place}/vendor").strip()
             return f"{vendor} {read(f'{place}/class')}" if vendor in {NVIDIA, AMD} else ""
@@ -192,7 +195,7 @@ def _device(place: str) -> PciDevice | None:
         if vendor == NVIDIA and kind.startswith(DISPLAY_CLASSES):
             name = "gpu"
         elif vendor == _ADAPTERS and kind.startswith(_NETWORK_CLASSES):
-            if os.path.lexists(f"{place}/{_VIRTUAL}"):
+            if os.path.lexists(f"{place}/{VIRTUAL}"):
                 return None
             name = "adapter"
         else:

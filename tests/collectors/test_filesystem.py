@@ -190,6 +190,17 @@ def test_no_inodes(tmp_path: Path) -> None:
     assert failing(result) == {(str(full), "no_space")}
 
 
+def test_more_free_than_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A negative number of free blocks, which some full file systems give, is no room: a fault."""
+    status = list(os.statvfs(tmp_path))
+    status[4] = (1 << 64) - 5  # f_bavail
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(status))
+    result = Bench("filesystem", paths=(str(tmp_path),)).collect()
+    assert values(result, filesystem.SIZE)
+    assert not values(result, filesystem.FREE)
+    assert reasons(result) == {str(tmp_path): Reason.MALFORMED}
+
+
 def test_read_only(tmp_path: Path) -> None:
     """A file system mounted read-only is told from a full one."""
     with tmpfs(tmp_path / "ro", "size=64k,ro") as read_only:

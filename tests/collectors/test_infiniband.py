@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from dshealthd.collectors.infiniband import (
+    CONGESTION,
     ERRORS,
     FLAPS,
     PHYSICAL_STATE,
@@ -313,6 +314,19 @@ def test_port_vanishes(bench: Adapters) -> None:
     assert values(result, UP)["mlx5_1", "2"] == 0
 
 
+def test_virtual_function(bench: Adapters) -> None:
+    """A virtual function that its host sees has traffic, and none of it is down when it goes."""
+    (bench.sysfs / "class/infiniband/mlx5_1/device/physfn").symlink_to("../0000:18:00.0")
+    before = bench.collect()
+    assert before.outcome is CollectionOutcome.OK
+    assert ("mlx5_1", "1") in values(before, TRANSMIT_BYTES)
+    assert set(up(before)) == DEVICES - {"mlx5_1"}
+    bench.remove("mlx5_1")
+    after = bench.collect()
+    assert up(after) == up(before)
+    assert "mlx5_1" not in {sample.labels[0] for sample in after.samples}
+
+
 def test_driver_unloaded(bench: Adapters) -> None:
     """With all devices gone, and the directory too, every port that was seen is down."""
     bench.collect()
@@ -370,25 +384,37 @@ def test_two_interfaces_of_one_number(bench: Adapters) -> None:
     assert (found["mlx5_0"], found["mlx5_2"]) == ("", "ens3f0np0")
 
 
-def test_efa(tmp_path: Path) -> None:
-    """An AWS adapter has its traffic, in bytes, and its errors in hw_counters alone."""
-    port = tmp_path / "sys/class/infiniband/rdmap0s6/ports/1"
+@pytest.mark.parametrize(
+    ("link_layer", "errors", "congestion"),
+    [
+        ("Unspecified", {"rx_drops": 7}, {}),  # AWS EFA
+        # Broadcom, whose "recoverable errors" are broadcasts
+        ("Ethernet", {"to_retransmits": 7, "rx_roce_discards": 8}, {"rx_cnp_pkts": 9}),
+    ],
+)
+def test_counters_of_other_drivers(
+    tmp_path: Path, link_layer: str, errors: dict[str, int], congestion: dict[str, int]
+) -> None:
+    """Some adapters have their traffic, in bytes, and their errors in hw_counters alone."""
+    port = tmp_path / "sys/class/infiniband/rdma0/ports/1"
     write(
         port,
         {
             "state": "4: ACTIVE",
             "phys_state": "5: LinkUp",
             "rate": "100 Gb/sec (4X EDR)",
-            "link_layer": "Unspecified",
+            "link_layer": link_layer,
         },
     )
-    counts = {"tx_bytes": 4000, "rx_bytes": 5000, "tx_pkts": 4, "rx_drops": 7, "rdma_read_bytes": 1}
+    others = {"tx_bytes": 4000, "rx_bytes": 5000, "tx_pkts": 4, "recoverable_errors": 6}
+    counts = others | errors | congestion
     write(port / "hw_counters", {name: str(count) for name, count in counts.items()})
     result = Adapters(tmp_path).collect()
     assert not result.faults
-    assert values(result, TRANSMIT_BYTES) == {("rdmap0s6", "1"): 4000}
-    assert values(result, RECEIVE_BYTES) == {("rdmap0s6", "1"): 5000}
-    assert values(result, ERRORS) == {("rdmap0s6", "1", "rx_drops"): 7}
+    assert values(result, TRANSMIT_BYTES) == {("rdma0", "1"): 4000}
+    assert values(result, RECEIVE_BYTES) == {("rdma0", "1"): 5000}
+    for metric, found in ((ERRORS, errors), (CONGESTION, congestion)):
+        assert values(result, metric) == {("rdma0", "1", name): n for name, n in found.items()}
 
 
 def test_holds_no_file_open(bench: Adapters) -> None:

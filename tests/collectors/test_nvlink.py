@@ -109,13 +109,17 @@ def test_nvlink_5_with_the_older_counters(tmp_path: Path) -> None:
 
 
 def test_links_of_a_gpu(tmp_path: Path) -> None:
-    """The worst link's ratio; how many are up, while each tells; at most 36."""
+    """The worst link's ratio, if one tells; how many are up, while each tells; at most 36."""
     with Node(tmp_path, profile="b200", gpus=1) as node:
         node.simulator.set(0, "nvlink3_effective_ber", 0x50C)
         node.simulator.set(0, "nvlink4_effective_ber", 0x30B)
         node.simulator.set(0, "nvlink5_state", 0)
         seen = node.collect("nvlink")
         assert seen.value("nvlink_effective_bit_error_ratio") == pytest.approx(3e-11)
+        node.simulator.set(0, "nvlink_effective_ber", 0)
+        for link in (3, 4):
+            node.simulator.set(0, f"nvlink{link}_effective_ber", 0)
+        assert not node.collect("nvlink").values("nvlink_effective_bit_error_ratio")
         assert seen.value("nvlinks_up") == 17
         node.simulator.set(0, "nvlink5_state", "na")
         seen = node.collect("nvlink")

@@ -134,6 +134,12 @@ def test_link_error(code: int, detail: str, expected: tuple[str, str] | None) ->
     assert (found and (found.link, found.severity)) == expected
 
 
+def test_gpu_that_cannot_start() -> None:
+    """A GPU is named as sysfs names it, by which it is known from other lines and metrics."""
+    found = lines.event("NVRM: GPU 0000:66:00.0: RmInitAdapter failed! (0x62:0x40:1860)")
+    assert found == lines.KernelEvent("gpu_init_failed", "0000:66:00.0")
+
+
 def test_sxid() -> None:
     """An SXid is told once, though it goes over three lines."""
     first = (

@@ -45,6 +45,15 @@ def test_gpus(host: Host) -> None:
     assert bus.gpus() == ("0000:18:00.0", "0000:9a:00.0")
 
 
+def test_virtual_functions(host: Host) -> None:
+    """Of a GPU that is divided among virtual machines, NVML lists the GPU alone."""
+    add(host.sysfs, "0000:41:00.0", "0x10de", "0x030200", "nvidia")
+    for function in ("0000:41:00.4", "0000:41:00.5"):
+        add(host.sysfs, function, "0x10de", "0x030200", "nvidia")
+        (host.sysfs / "bus/pci/devices" / function / "physfn").symlink_to("../0000:41:00.0")
+    assert Bus(host).gpus() == ("0000:41:00.0",)
+
+
 def test_amd_gpus(host: Host) -> None:
     """AMD's GPUs that compute count while this system's driver has them; a console's does not."""
     add(host.sysfs, "0000:05:00.1", "0x1002", "0x120000", "amdgpu")

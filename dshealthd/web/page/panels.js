@@ -13,12 +13,13 @@ export function infiniband(status) {
     const id = { device, port };
     const key = `ib ${device} ${port}`;
     const state = status.info("infiniband_port_state", id).state;
-    const physical = status.info("infiniband_port_physical_state", id).state;
     const errors = sum(status.values("infiniband_port_errors_total", id));
     const flaps = status.value("infiniband_port_flaps_total", id);
     const up = sample.value === 1;
     const level = status.of(`${device}/${port}`);
     const layer = status.info("infiniband_port_info", id).link_layer;
+    // RoCE's drivers call a port disabled that has no carrier.
+    const physical = layer === "Ethernet" ? "" : status.info("infiniband_port_physical_state", id).state;
     return h(
       "tr",
       {},
