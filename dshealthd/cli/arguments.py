@@ -28,6 +28,8 @@ class Command:
     declare: Callable[[ArgumentParser], None] = no_arguments
     exit_usage: int = EXIT_USAGE
     """Exit status for bad usage or configuration; differs where 2 is a verdict."""
+    forgives: bool = False
+    """Whether it helps on a node whose installed configuration has errors, too: it tells them."""
 
 
 def declare(commands: Any, command: Command) -> None:
@@ -45,7 +47,12 @@ def declare(commands: Any, command: Command) -> None:
     command.declare(parser)
     own = tuple(action.dest for action in parser._actions[before:])  # noqa: SLF001
     add_flags(parser)
-    parser.set_defaults(command=command.function, own=own, exit_usage=command.exit_usage)
+    parser.set_defaults(
+        command=command.function,
+        own=own,
+        exit_usage=command.exit_usage,
+        forgives=command.forgives,
+    )
 
 
 def query(parser: ArgumentParser) -> None:

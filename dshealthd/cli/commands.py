@@ -21,8 +21,14 @@ from dshealthd.agent.systemd import ServiceManager
 from dshealthd.cli import arguments, warnings
 from dshealthd.cli.apart import APART
 from dshealthd.cli.arguments import Command
-from dshealthd.config import config
-from dshealthd.config.flags import ACCESS, EXIT_UNKNOWN, EXIT_USAGE, FlagParser, tables_of_flags
+from dshealthd.config.flags import (
+    ACCESS,
+    EXIT_UNKNOWN,
+    EXIT_USAGE,
+    FlagParser,
+    tables_of_flags,
+    usable,
+)
 from dshealthd.core.options import ConfigError, Duration
 from dshealthd.core.text import first_of, print_lines
 
@@ -61,12 +67,13 @@ def _command(
     name: str = "",
     declare: typing.Callable[[ArgumentParser], None] = arguments.no_arguments,
     exit_usage: int = EXIT_USAGE,
+    forgives: bool = False,
 ) -> typing.Callable[[Function], Function]:
     """Declare a command, called as its function if it has no other name."""
 
     def declared(function: Function) -> Function:
         known = name or function.__name__.replace("_", "-")
-        COMMANDS.append(Command(known, function, examples, declare, exit_usage))
+        COMMANDS.append(Command(known, function, examples, declare, exit_usage, forgives))
         return function
 
     return declared
@@ -78,12 +85,15 @@ def main(words: list[str]) -> int:
     `status` and `jobs` return the verdict's instead, and 3 (unknown) for bad usage.
     """
     options = parser().parse_args(words)
-    flags = tables_of_flags(options)
     manager = ServiceManager.from_environment(os.environ)  # so that no child inherits it
     try:
-        loaded = config.load(options.config_file, flags)
+        loaded, wrong = usable(options)
+        if wrong is not None and not options.forgives:
+            raise wrong
+        if wrong is not None:
+            print_lines(wrong, error=True)
         logs.configure(loaded.log)
-        given = Invocation(loaded, options.config_file, flags, manager)
+        given = Invocation(loaded, options.config_file, tables_of_flags(options), manager)
         command: typing.Callable[..., int] = options.command
         return command(given, **{name: getattr(options, name) for name in options.own})
     except ConfigError as error:
@@ -153,6 +163,7 @@ def _raise_file_limit() -> None:
     "dshealthd status --members",
     declare=arguments.query,
     exit_usage=EXIT_UNKNOWN,
+    forgives=True,
 )
 def status(given: Invocation, **own: Any) -> int:
     """Show what is wrong with this node, or with others.
@@ -174,6 +185,7 @@ def status(given: Invocation, **own: Any) -> int:
     "dshealthd jobs --members --exclude slurm-4711",
     declare=arguments.jobs,
     exit_usage=EXIT_UNKNOWN,
+    forgives=True,
 )
 def jobs(
     given: Invocation,
@@ -201,6 +213,7 @@ def jobs(
     "dshealthd history node-17 --since 90d",
     declare=arguments.history,
     exit_usage=EXIT_UNKNOWN,
+    forgives=True,
 )
 def history(given: Invocation, since: str, **own: Any) -> int:
     """Show past problems of this node, or of others, and its repairs.
@@ -241,7 +254,7 @@ def probe(given: Invocation, **own: Any) -> int:
     return command.probe(given.config, given.file, **own)
 
 
-@_command("dshealthd evidence --job slurm-4711", declare=arguments.evidence)
+@_command("dshealthd evidence --job slurm-4711", declare=arguments.evidence, forgives=True)
 def evidence(given: Invocation, **own: Any) -> int:
     """Collect evidence from the training jobs on this node now.
 
@@ -349,6 +362,7 @@ def maintenance(given: Invocation, **own: Any) -> int:
     "dshealthd test-alert --alertmanager http://alerts:9093 --prometheus http://prom:9090",
     name="test-alert",
     declare=arguments.test_alert,
+    forgives=True,
 )
 def send_test_alert(_given: Invocation, **own: Any) -> int:
     """Send one labeled test page through Alertmanager, and report where it stopped.

@@ -21,6 +21,8 @@ _DURATION = re.compile(
 _SIZE = re.compile(r"(\d+)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _BAD: Any = object()
+COMMAND_LINE = "command line"
+"""The source of a flag's mistake in a `ConfigError`; else it is a file."""
 
 
 class Duration(float):

@@ -9,7 +9,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.config import config, flags
+from dshealthd.config import flags
 from dshealthd.core import documents
 from dshealthd.core.options import ConfigError
 from dshealthd.core.text import print_lines
@@ -133,7 +133,7 @@ def main(words: Sequence[str]) -> int:
     if options.runbook is not None:
         return _runbook(options.runbook)
     try:
-        loaded = config.load(options.config_file, flags.tables_of_flags(options))
+        loaded, wrong = flags.usable(options)
         checks = choose_checks(options, loaded)
     except ConfigError as error:
         print_lines(error, error=True)
@@ -144,7 +144,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     try:
         several = options.hosts and (options.paths or _of_nodes(checks))
-        report = _across(options, checks) if several else _here(options, loaded, checks)
+        report = _across(options, checks) if several else _here(options, loaded, wrong, checks)
     except (HostsError, OSError) as error:
         print_lines(f"dshealthd doctor: {error}", error=True)
         return UNKNOWN
@@ -161,10 +161,18 @@ def _runbook(slug: str) -> int:
     return EXIT[State.OK]
 
 
-def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[Any]]) -> Report:
+def _here(
+    options: argparse.Namespace,
+    loaded: Config,
+    wrong: ConfigError | None,
+    checks: Sequence[Check[Any]],
+) -> Report:
     wall, started = time.time(), time.monotonic()
     base = NodeContext(
-        loaded, several=_several(options, loaded), python=_training_environments(options, loaded)
+        loaded,
+        several=_several(options, loaded),
+        broken=tuple(str(wrong).splitlines()) if wrong is not None else (),
+        python=_training_environments(options, loaded),
     )
     access = Access(**{name: getattr(options, name) for name in flags.ACCESS})
     look = functools.partial(status_document, loaded, access)

@@ -55,11 +55,11 @@ def snapshot_check(
     metric, without = absent
 
     def run(context: NodeContext) -> Iterator[Result]:
+        found = [*problems(context)]
         if not collectors and context.document.get("source") != "agent":
-            yield _without_agent(context)
+            yield from found or [_without_agent(context)]
             return
-        found = [result_of(finding) for finding in _of(context, "findings", slug, alerts)]
-        found += problems(context)
+        found += [result_of(finding) for finding in _of(context, "findings", slug, alerts)]
         yield from found
         yield from _unread(context, collectors, found)
         if context.document.get("source") == "agent" and not context.document["ready"]:
