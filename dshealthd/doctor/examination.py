@@ -94,7 +94,8 @@ def _runner(check: Check[Any], context: Any) -> Callable[[Emit], object]:
 
 
 def _examined(check: Check[Any], ended: Ended) -> Examined:
-    again = f"sudo dshealthd doctor --only {check.name}"
+    one = "" if ended.name == _LOOK else f" --only {check.name}"
+    again = f"sudo dshealthd doctor{one}"
     if ended.problem:
         results: tuple[Result, ...] = (unknown(_why(check, ended), again),)
     else:

@@ -61,10 +61,11 @@ def snapshot_check(
             return
         found += [result_of(finding) for finding in _of(context, "findings", slug, alerts)]
         yield from found
-        yield from _unread(context, collectors, found)
-        if context.document.get("source") == "agent" and not context.document["ready"]:
+        starting = context.document.get("source") == "agent" and not context.document["ready"]
+        yield from _unread(context, collectors, found, starting=starting)
+        if starting:
             why = "the agent has just started, and has not judged all sources yet"
-            yield unknown(why, remedy="wait a few seconds, then run this check again")
+            yield unknown(why, remedy="wait a few seconds, then run `dshealthd doctor` again")
         elif not found and (text := _readable(context, collectors)):
             if text == "ok":
                 text = without if metric and not any(context.series(metric)) else title
@@ -120,9 +121,15 @@ def _figure(value: float | None) -> str:
 
 
 def _unread(
-    context: NodeContext, collectors: tuple[str, ...], found: Iterable[Result]
+    context: NodeContext,
+    collectors: tuple[str, ...],
+    found: Iterable[Result],
+    *,
+    starting: bool,
 ) -> Iterator[Result]:
-    """Yield what a snapshot check could not read, unless a finding covers that part."""
+    """Yield what a snapshot check could not read, unless a finding covers that part, or its agent
+    is `starting` and has yet to try.
+    """
     told = {result.component.lower() for result in found}
     for name in collectors:
         state = context.collectors.get(name)
@@ -133,7 +140,7 @@ def _unread(
                 component=name,
             )
             continue
-        if state["state"] in {"failing", "pending"}:
+        if state["state"] == "failing" or (state["state"] == "pending" and not starting):
             reason = reason_in_words(state["reason"] or "no answer in time")
             yield unknown(
                 f"{name} could not be read: {reason}: {state['detail']}",
