@@ -19,7 +19,7 @@ from dshealthd.cli import commands, warnings
 from dshealthd.cli import main as cli
 from dshealthd.cli.arguments import Command
 from dshealthd.config import config, registry
-from dshealthd.config.flags import default_text, tables_of_flags
+from dshealthd.config.flags import default_text, seconds, tables_of_flags
 from dshealthd.core.options import Duration
 from tests.command_line import dshealthd
 
@@ -174,6 +174,78 @@ def test_the_agents_limit_on_open_files(
     monkeypatch.setattr(commands, "resource", kernel)
     commands._raise_file_limit()
     assert found == raised
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["check-config", "metrics"])
+def test_output_that_cannot_be_written(command: str, unbuffered: str, tmp_path: Path) -> None:
+    """A full disk is told in a line, with an exit status that is no verdict: 1 would be a warning
+    of `status`. Longer output than a buffer fails earlier.
+    """
+    words = [sys.executable, "-m", "dshealthd", command, "--path.state", str(tmp_path)]
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    assert done.returncode == 74
+    assert done.stderr == "dshealthd: standard output: No space left on device\n"
+
+
+def test_another_failure_surfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that is not of the output is a defect."""
+
+    def fails(_words: list[str]) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(commands, "main", fails)
+    with pytest.raises(OSError, match="No space left"):
+        cli.main(["status"])
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams(closed: str, tmp_path: Path) -> None:
+    """The verdict counts; what another file would get in place of the stream goes nowhere."""
+    file = tmp_path / "c.toml"
+    file.write_text("", encoding="utf-8")
+    line = f"exec {sys.executable} -m dshealthd check-config --config.file {file} {closed}"
+    done = subprocess.run(
+        ["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (" >&-" not in f" {closed}")
+    assert subprocess.run(["sh", "-c", f"{line} --nosuch"], timeout=60, check=False).returncode == 2
+
+
+@pytest.mark.parametrize("flag", ["test-alert --wait", "doctor --host-timeout"])
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "-1", "soon", ""])
+def test_waits_are_times(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong one is named, and no node is called unreachable for it."""
+    command, option = flag.split()
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, f"{option}={value}"])
+    assert ended.value.code == {"test-alert": 2, "doctor": 3}[command]
+    assert f'argument {option}: "{value}" is not a ' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "found"), [("30", 30), ("0.5", 0.5), ("30s", 30), ("2m", 120)])
+def test_waits(text: str, found: float) -> None:
+    """In seconds, or with a unit as durations have everywhere."""
+    assert seconds(text) == found
+
+
+@pytest.mark.parametrize("words", [
+    ["probe", "--size", "0"], ["probe", "--repetitions", "0"], ["probe", "--kind", "pair"],
+    ["history", "--since", "1x"],
+])  # fmt: skip
+def test_bad_argument_is_not_the_files(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A configuration that is right is not blamed."""
+    file = tmp_path / "c.toml"
+    file.touch()
+    assert cli.main([*words, "--config.file", str(file)]) == (3 if words[0] == "history" else 2)
+    assert capsys.readouterr().err.startswith(f"command line: {words[1]}: ")
 
 
 def test_another_pipe_that_breaks_surfaces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dshealthd.config.flags import EXIT_USAGE, FlagParser, add_flags, declare_access
+from dshealthd.config.flags import EXIT_USAGE, FlagParser, add_flags, declare_access, seconds
 from dshealthd.jobs.launches import OUTPUT
 
 
@@ -198,7 +198,7 @@ def test_alert(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--wait",
         metavar="SECONDS",
-        type=float,
+        type=seconds,
         default=30.0,
         help="how long to wait for the notification (default: %(default)g)",
     )

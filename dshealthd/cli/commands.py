@@ -29,7 +29,7 @@ from dshealthd.config.flags import (
     tables_of_flags,
     usable,
 )
-from dshealthd.core.options import ConfigError, Duration
+from dshealthd.core.options import COMMAND_LINE, ConfigError, Duration
 from dshealthd.core.text import first_of, print_lines
 
 if typing.TYPE_CHECKING:
@@ -227,8 +227,7 @@ def history(given: Invocation, since: str, **own: Any) -> int:
     try:
         seconds = Duration.parse(since)
     except (ValueError, ArithmeticError) as error:
-        flag = "--since"
-        raise ConfigError(flag, [f"{since!r} is {error}"]) from error
+        raise ConfigError(COMMAND_LINE, [f'--since: "{since}" is {error}']) from error
     return command.history(command.AgentQuery(given.config, _access(own), **own), seconds)
 
 

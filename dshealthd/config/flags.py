@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import math
 import os
 import types
 import typing
@@ -131,6 +132,22 @@ def usable(options: argparse.Namespace) -> tuple[Config, ConfigError | None]:
     if wrong is not None and options.config_file != INSTALLED:
         raise wrong
     return loaded, wrong
+
+
+def seconds(text: str) -> float:
+    """Return how long to wait, given as `30` or as `30s`; for argparse."""
+    try:
+        found = float(text)
+    except (ValueError, ArithmeticError):
+        try:
+            found = Duration.parse(text)
+        except (ValueError, ArithmeticError) as error:
+            message = f'"{text}" is {error}'
+            raise argparse.ArgumentTypeError(message) from error
+    if not 0 < found < math.inf:
+        message = f'"{text}" is not a time to wait'
+        raise argparse.ArgumentTypeError(message)
+    return found
 
 
 def declare_access(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:

@@ -105,7 +105,7 @@ def parser() -> Parser:
     )
     across.add_argument(
         "--host-timeout",
-        type=float,
+        type=flags.seconds,
         default=20.0,
         metavar="SECONDS",
         help="deadline for each node (default: 20)",
@@ -155,7 +155,9 @@ def _runbook(slug: str) -> int:
     """Print a runbook, which needs neither an agent nor a network."""
     symptom = all_symptoms().get(slug)
     if symptom is None:
-        print_lines(f"--runbook: there is no runbook {slug!r}; see `doctor --list`", error=True)
+        print_lines(
+            f"--runbook: there is no runbook {slug!r}; see `dshealthd doctor --list`", error=True
+        )
         return UNKNOWN
     print(render(symptom), end="")
     return EXIT[State.OK]

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import is_of_job
+from dshealthd.core.collector import is_of_job, reason_in_words
 from dshealthd.doctor.check import Check, Result, ok, unknown
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.findings.finding import State
-from dshealthd.findings.judgement import reason_in_words
 from dshealthd.probe.options import ProbeOptions
 
 if TYPE_CHECKING:

@@ -232,6 +232,11 @@ def test_password_and_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert "401 Unauthorized (--user and --password-file)" in capsys.readouterr().out
         assert run("status", address, "--tls", *known) == 3
         assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().out
+        assert run("status", address) == 3
+        assert "without response (it may serve TLS only)\n" in capsys.readouterr().out
+    with serving(snapshot(*HEALTHY)) as served:
+        assert run("status", f"127.0.0.1:{served.port}", "--tls") == 3
+        assert "does not answer: it does not speak TLS\n" in capsys.readouterr().out
 
 
 def test_members(capsys: pytest.CaptureFixture[str]) -> None:

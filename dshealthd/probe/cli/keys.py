@@ -44,6 +44,8 @@ def keys(loaded: Config, action: str, file: str | None) -> int:
         {"new": new, "rotate": rotate, "show": show}[action](path)
     except (KeysError, CredentialError, OSError, ValueError, ArithmeticError) as error:
         detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        if isinstance(error, FileNotFoundError) and action != "new":
+            detail += "; `dshealthd keys new` makes it, --file names another"
         print_lines(f"dshealthd keys {action}: {path}: {detail}", error=True)
         return 1
     return 0
