@@ -41,7 +41,7 @@ class AgentAnswer:
 
     def report(self) -> dict[str, Any]:
         """Return an agent's answer for `--json`."""
-        keys = ("version", "time", "findings", "watched", "jobs", "probe")
+        keys = ("version", "time", "ready", "findings", "watched", "jobs", "probe", "left_out")
         return {
             "node": self.name,
             "url": self.url,
