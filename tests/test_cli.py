@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from dshealthd.cli import main as cli
 from dshealthd.cli.arguments import Command
 from dshealthd.config import config, registry
 from dshealthd.config.flags import default_text, seconds, tables_of_flags
-from dshealthd.core.options import Duration
+from dshealthd.core.options import Duration, Errors
 from tests.command_line import dshealthd
 
 
@@ -334,6 +335,27 @@ def test_check_config_warns_of_what_is_missing(tmp_path: Path) -> None:
             "is drained for it"
         ),
     ]
+
+
+@pytest.mark.parametrize(("document", "found"), [
+    ({"doctor": {"skip": ["clock", "batch-sizes", "path /ckpt"]}}, []),
+    ({"doctor": {"skip": ["gpuz"]}},
+     ["doctor.skip: `dshealthd doctor` fails: gpuz: no such check; did you mean gpus?"]),
+    ({"doctor": {"accept": ["clok until 2030-01-01: known"]}},
+     ["doctor.accept: `dshealthd doctor` fails: clok: no such check; did you mean clock?"]),
+    ({"probe": {"members": {"nodes": ["n1", "n2"]}}}, []),
+    ({"probe": {"members": {"nodes": ["n1", "n 2", "n1"]}}}, [
+        'probe.members.nodes: entry 2, "n 2", is not a valid node name',
+        'probe.members.nodes: entry 3, "n1", is a duplicate',
+    ]),
+])  # fmt: skip
+def test_names_that_mean_nothing_are_warned_of(
+    document: dict[str, dict[str, Any]], found: list[str]
+) -> None:
+    """Where nothing else tells before the doctor fails or the probes stay off."""
+    loaded = config.from_document(document, errors := Errors())
+    assert errors == []
+    assert [*warnings.of(loaded)] == found
 
 
 @pytest.mark.parametrize("executable", [False, True])

@@ -109,7 +109,8 @@ def _reason(error: Exception, request: Request) -> str:
     """Return why there is no answer, and which scheme may be the right one."""
     if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
         return "it does not speak TLS"
-    reason = printable(str(error)) or type(error).__name__
+    words = isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.strerror
+    reason = printable(words or str(error)) or type(error).__name__
     if isinstance(error, http.client.RemoteDisconnected) and request.tls is None:
         return f"{reason} (it may serve TLS only)"
     return reason

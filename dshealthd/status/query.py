@@ -12,6 +12,8 @@ from dshealthd.findings.finding import ORDER, SCHEMA, State
 from dshealthd.http.client import Client
 from dshealthd.http.exchange import Unreachable
 
+HERE = "this node"
+"""The node of the command, until its agent says its name."""
 AT_ONCE = 32
 """Maximum concurrent queries; each takes a thread, which mostly waits."""
 
@@ -72,7 +74,9 @@ def _one(
     try:
         document = get(client)
     except Unreachable as error:
-        return AgentAnswer(name, client.url, problem=str(error))
+        gone = name == HERE and isinstance(error.__cause__, ConnectionRefusedError)
+        first_step = " (does the agent run? `systemctl status dshealthd`)" * gone
+        return AgentAnswer(name, client.url, problem=f"{error}{first_step}")
     return AgentAnswer(document["node"] or name, client.url, document)
 
 

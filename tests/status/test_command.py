@@ -239,6 +239,17 @@ def test_password_and_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert "does not answer: it does not speak TLS\n" in capsys.readouterr().out
 
 
+def test_agent_that_does_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """The reason is in words; the first step is for the agent of this node alone."""
+    for command in ("status", "jobs", "history"):
+        assert run(command, "--web.listen-address", "127.0.0.1:1") == 3
+        said = capsys.readouterr().out
+        end = "does not answer: Connection refused"
+        assert f"{end} (does the agent run? `systemctl status dshealthd`)\n" in said
+        assert run(command, "127.0.0.1:1") == 3
+        assert f"{end}\n" in capsys.readouterr().out
+
+
 def test_members(capsys: pytest.CaptureFixture[str]) -> None:
     """`--members` asks all nodes that the agent probes; where it probes none, it says so."""
     made = snapshot(*HEALTHY, FAULT(1, "0", "GPU-a", "gpu_lost"))
