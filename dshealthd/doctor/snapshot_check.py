@@ -82,6 +82,8 @@ def _without_agent(context: NodeContext) -> Result:
             "probes are configured, but no agent answers, so their results are unknown",
             remedy="systemctl status dshealthd; journalctl -u dshealthd -n 50",
         )
+    if unheard := context.document.get("unheard"):
+        return unknown(f"only an agent knows, and none could be queried: {unheard}")
     return ok("not applicable: neither an agent nor probes")
 
 

@@ -231,13 +231,17 @@ def local(loaded: Config, access: Access, seconds: float | None = None) -> Clien
 
 
 def _serves_tls(loaded: Config) -> bool:
-    """Return whether this node's agent serves HTTPS. Raise OSError, or ValueError for no YAML."""
+    """Return whether this node's agent serves HTTPS; False where the caller may not know, and has
+    to say it. Raise OSError, or ValueError for no YAML.
+    """
     if loaded.web.config_file is None:
         return False
     import yaml
 
     try:
         settings = yaml.safe_load(read_named(loaded.web.config_file).decode())
+    except PermissionError:  # it has the hashes of passwords, and many are not everybody's to read
+        return False
     except yaml.YAMLError as error:
         message = f"web.config_file: {error}"
         raise ValueError(message) from error

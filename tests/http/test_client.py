@@ -169,6 +169,25 @@ def test_password_that_is_refused(tmp_path: Path) -> None:
             local(configured(port), Access(password_file=password))
 
 
+def test_web_configuration_that_only_the_agent_may_read(
+    access: Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user who has a password can query the agent of a node, whose installed configuration names
+    that file; with TLS, the user says so.
+    """
+
+    def read(path: Path, *_limit: int) -> bytes:
+        if path == tmp_path / "web.yml":
+            raise PermissionError(13, "Permission denied", str(path))
+        return path.read_bytes()
+
+    monkeypatch.setattr(client, "read_named", read)
+    with serving(saying(json.dumps(document()))) as port:
+        loaded = configured(port)
+        loaded = replace(loaded, web=replace(loaded.web, config_file=tmp_path / "web.yml"))
+        assert local(loaded, access).status()["node"] == "n1"
+
+
 def test_an_agent_that_does_not_accept() -> None:
     """A connection that nobody accepts is given up at the deadline, with nothing sent."""
     with socket.create_server(("127.0.0.1", 0)) as server:
