@@ -7,6 +7,8 @@ import re
 import resource
 import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -216,6 +218,24 @@ def test_closed_standard_streams(closed: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert bool(done.stdout) == (" >&-" not in f" {closed}")
     assert subprocess.run(["sh", "-c", f"{line} --nosuch"], timeout=60, check=False).returncode == 2
+
+
+def test_interrupted_command() -> None:
+    """It ends by the signal, so that a loop around it ends too, and without a traceback."""
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from dshealthd.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        words = [sys.executable, "-c", code, "test-alert", "--alertmanager"]
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with subprocess.Popen([*words, address], stderr=subprocess.PIPE, text=True) as command:
+            connection, _ = server.accept()
+            with connection:
+                command.send_signal(signal.SIGINT)
+                _, error = command.communicate(timeout=60)
+    assert (command.returncode, error) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize("flag", ["test-alert --wait", "doctor --host-timeout"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import select
+import signal
 import sys
 
 from dshealthd.cli.apart import APART
@@ -33,6 +34,11 @@ def main(words: list[str] | None = None) -> int:
             raise
         _discard_output()
         return EXIT_PIPE
+    except KeyboardInterrupt:
+        # Its end by the signal, which a shell's loop needs to see, without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+        raise
     except OSError as error:
         if not _output_fails():
             raise
