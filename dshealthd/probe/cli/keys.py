@@ -39,7 +39,10 @@ class KeysError(Exception):
 
 def keys(loaded: Config, action: str, file: str | None) -> int:
     """Make, rotate or show the key file; on failure, print why and return 1."""
-    path = Path(file) if file is not None else loaded.section(ProbeOptions).peer.key_file or DEFAULT
+    configured = loaded.section(ProbeOptions).peer.key_file or DEFAULT
+    if "/" not in str(configured):  # systemd's credential, which it loads from the usual place
+        configured = DEFAULT
+    path = Path(file) if file is not None else configured
     try:
         {"new": new, "rotate": rotate, "show": show}[action](path)
     except (KeysError, CredentialError, OSError, ValueError, ArithmeticError) as error:
