@@ -100,6 +100,14 @@ def test_broken_file_stops_what_acts_by_it(
     assert capsys.readouterr().err.startswith(f"{installed}: ")
 
 
+def test_which_commands_go_on() -> None:
+    """Those that ask an agent, and those that need little or nothing of the file; `doctor` and
+    `free-port` as well.
+    """
+    going_on = {command.name for command in commands.COMMANDS if command.forgives}
+    assert going_on == {"status", "jobs", "history", "evidence", "test-alert", "launches"}
+
+
 @pytest.mark.parametrize("command", ["status", "jobs", "history"])
 def test_broken_file_does_not_silence_the_agent(
     command: str, installed: Path, capsys: pytest.CaptureFixture[str]

@@ -196,7 +196,9 @@ def jobs(
 ) -> int:
     """List the training jobs of this node, or of others, with their ranks side by side.
 
-    Exit status: 0 no job is hung, 2 a job is hung, 3 an agent does not answer, or bad usage.
+    Exit status: 0 no job is hung, 2 a job is hung, 3 an agent does not answer, has just started or
+    left a job out, or bad usage. With --history, --report or --exclude: 0 all agents answered, 3
+    one did not, nothing is known of JOB, or bad usage.
     """
     from dshealthd.status import command
 
@@ -261,6 +263,8 @@ def evidence(given: Invocation, **own: Any) -> int:
 
     Prints a summary that names the lagging ranks. Needs root for other users' jobs. The jobs
     continue undisturbed.
+
+    Exit status: 0 taken, 1 none was taken, 2 bad usage.
     """
     from dshealthd.evidence.command import evidence as command
 
@@ -368,6 +372,8 @@ def send_test_alert(_given: Invocation, **own: Any) -> int:
 
     With --prometheus, first check that Prometheus scrapes agents, evaluates the rules and has an
     Alertmanager.
+
+    Exit status: 0 delivered, 1 stopped, 2 bad usage.
     """
     from dshealthd.cli.test_alert import check_alerting as command
 
@@ -385,7 +391,7 @@ def slurm(given: Invocation, hook: str) -> int:
     return command(given.config, hook)
 
 
-@_command("dshealthd launches", declare=arguments.launches)
+@_command("dshealthd launches", declare=arguments.launches, forgives=True)
 def launches(given: Invocation, output: Path) -> int:
     """Count the collectives that training jobs launch, until SIGTERM or SIGINT.
 

@@ -80,7 +80,9 @@ def parser() -> Parser:
     added.add_argument("--only", metavar="CHECK,...", default="", help="run only these checks")
     added.add_argument("--skip", metavar="CHECK,...", default="", help="skip these checks")
     added.add_argument("--list", dest="listed", action="store_true", help="list the checks")
-    added.add_argument("--runbook", metavar="NAME", help="print a runbook by name")
+    added.add_argument(
+        "--runbook", metavar="SLUG", help="print the runbook of a symptom; --list names them"
+    )
     added.add_argument(
         "--path",
         dest="paths",
