@@ -220,7 +220,8 @@ def test_closed_standard_streams(closed: str, tmp_path: Path) -> None:
     assert subprocess.run(["sh", "-c", f"{line} --nosuch"], timeout=60, check=False).returncode == 2
 
 
-def test_interrupted_command() -> None:
+@pytest.mark.parametrize("words", [["test-alert", "--alertmanager"], ["status"]])
+def test_interrupted_command(words: list[str]) -> None:
     """It ends by the signal, so that a loop around it ends too, and without a traceback."""
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -228,9 +229,9 @@ def test_interrupted_command() -> None:
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(60)
-        words = [sys.executable, "-c", code, "test-alert", "--alertmanager"]
+        started = [sys.executable, "-c", code, *words]
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
-        with subprocess.Popen([*words, address], stderr=subprocess.PIPE, text=True) as command:
+        with subprocess.Popen([*started, address], stderr=subprocess.PIPE, text=True) as command:
             connection, _ = server.accept()
             with connection:
                 command.send_signal(signal.SIGINT)

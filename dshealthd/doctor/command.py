@@ -16,7 +16,7 @@ from dshealthd.core.text import print_lines
 from dshealthd.doctor import node
 from dshealthd.doctor import report as callers
 from dshealthd.doctor.choice import choose_checks, of_the_job
-from dshealthd.doctor.examination import Progress, examine, mark_accepted
+from dshealthd.doctor.examination import examine, mark_accepted
 from dshealthd.doctor.job.arguments import add_arguments as add_job_arguments
 from dshealthd.doctor.job.arguments import parse
 from dshealthd.doctor.node_context import NodeContext, facts
@@ -31,6 +31,7 @@ from dshealthd.findings.finding import State
 from dshealthd.http.client import Access
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.status.paint import EXIT, Paint, colored
+from dshealthd.status.progress import Progress
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.runbooks import render
 
