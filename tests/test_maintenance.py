@@ -86,6 +86,14 @@ def test_bad_arguments_are_named(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("action", ["on", "off", "show"])
+def test_no_state(action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A directory that is missing is named with its key, and not as a node without maintenance."""
+    assert command(tmp_path / "none", action) == 1
+    error = f"path.state: {tmp_path}/none: No such file or directory\n"
+    assert capsys.readouterr().err == f"dshealthd maintenance {action}: {error}"
+
+
 @pytest.mark.parametrize("arguments", [("--for", "1m"), ("--for", "30d"), ("--reason", "x" * 80)])
 def test_the_longest_and_shortest(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     """A minute, thirty days, and a reason of a line of a terminal."""

@@ -51,6 +51,12 @@ def maintenance(loaded: Config, action: str, duration: str | None, reason: str |
             error=True,
         )
         return EXIT_FAILURE
+    except (FileNotFoundError, NotADirectoryError) as error:
+        print_lines(
+            f"dshealthd maintenance {action}: path.state: {loaded.path.state}: {error.strerror}",
+            error=True,
+        )
+        return EXIT_FAILURE
     except (MaintenanceError, OSError) as error:
         print_lines(f"dshealthd maintenance {action}: {error}", error=True)
         return EXIT_FAILURE

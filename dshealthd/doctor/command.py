@@ -146,7 +146,7 @@ def main(words: Sequence[str]) -> int:
             print_lines(f"{check.name:24} {check.slug:24} {check.title}")
         return 0
     try:
-        several = options.hosts and (options.paths or _of_nodes(checks))
+        several = options.hosts is not None and (options.paths or _of_nodes(checks))
         report = _across(options, checks) if several else _here(options, loaded, wrong, checks)
     except (HostsError, OSError) as error:
         print_lines(f"dshealthd doctor: {error}", error=True)

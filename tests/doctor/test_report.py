@@ -168,6 +168,7 @@ def test_bad_usage_is_unknown_and_not_critical(capsys: pytest.CaptureFixture[str
         (["--hosts", "-oProxyCommand=x"], "--hosts"),
         (["--hosts=-oProxyCommand=x"], "not a valid node name"),
         (["--hosts", "slurm"], "SLURM_JOB_NODELIST"),
+        (["--hosts", ""], "--hosts: "),
         (["--for", "nagios"], "invalid choice: 'nagios'"),
     ):
         try:
