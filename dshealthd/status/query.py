@@ -17,7 +17,7 @@ HERE = "this node"
 AT_ONCE = 32
 """Maximum concurrent queries; each takes a thread, which mostly waits."""
 PATIENCE = 1.0
-"""Seconds after which a person is told of what is waited for, though nothing has changed."""
+"""Seconds from one look at what is waited for to the next, if no answer comes."""
 
 
 @dataclass(frozen=True, slots=True)
