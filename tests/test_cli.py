@@ -7,10 +7,13 @@ import re
 import resource
 import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,8 +22,8 @@ from dshealthd.cli import commands, warnings
 from dshealthd.cli import main as cli
 from dshealthd.cli.arguments import Command
 from dshealthd.config import config, registry
-from dshealthd.config.flags import default_text, tables_of_flags
-from dshealthd.core.options import Duration
+from dshealthd.config.flags import default_text, seconds, tables_of_flags
+from dshealthd.core.options import Duration, Errors
 from tests.command_line import dshealthd
 
 
@@ -176,6 +179,97 @@ def test_the_agents_limit_on_open_files(
     assert found == raised
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["check-config", "metrics"])
+def test_output_that_cannot_be_written(command: str, unbuffered: str, tmp_path: Path) -> None:
+    """A full disk is told in a line, with an exit status that is no verdict: 1 would be a warning
+    of `status`. Longer output than a buffer fails earlier.
+    """
+    words = [sys.executable, "-m", "dshealthd", command, "--path.state", str(tmp_path)]
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    assert done.returncode == 74
+    assert done.stderr == "dshealthd: standard output: No space left on device\n"
+
+
+def test_another_failure_surfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that is not of the output is a defect."""
+
+    def fails(_words: list[str]) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(commands, "main", fails)
+    with pytest.raises(OSError, match="No space left"):
+        cli.main(["status"])
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams(closed: str, tmp_path: Path) -> None:
+    """The verdict counts; what another file would get in place of the stream goes nowhere."""
+    file = tmp_path / "c.toml"
+    file.write_text("", encoding="utf-8")
+    line = f"exec {sys.executable} -m dshealthd check-config --config.file {file} {closed}"
+    done = subprocess.run(
+        ["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (" >&-" not in f" {closed}")
+    assert subprocess.run(["sh", "-c", f"{line} --nosuch"], timeout=60, check=False).returncode == 2
+
+
+@pytest.mark.parametrize("words", [["test-alert", "--alertmanager"], ["status"]])
+def test_interrupted_command(words: list[str]) -> None:
+    """It ends by the signal, so that a loop around it ends too, and without a traceback."""
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from dshealthd.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        started = [sys.executable, "-c", code, *words]
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with subprocess.Popen([*started, address], stderr=subprocess.PIPE, text=True) as command:
+            connection, _ = server.accept()
+            with connection:
+                command.send_signal(signal.SIGINT)
+                _, error = command.communicate(timeout=60)
+    assert (command.returncode, error) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize("flag", ["test-alert --wait", "doctor --host-timeout"])
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "-1", "soon", ""])
+def test_waits_are_times(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong one is named, and no node is called unreachable for it."""
+    command, option = flag.split()
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, f"{option}={value}"])
+    assert ended.value.code == {"test-alert": 2, "doctor": 3}[command]
+    assert f'argument {option}: "{value}" is not a ' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "found"), [("30", 30), ("0.5", 0.5), ("30s", 30), ("2m", 120)])
+def test_waits(text: str, found: float) -> None:
+    """In seconds, or with a unit as durations have everywhere."""
+    assert seconds(text) == found
+
+
+@pytest.mark.parametrize("words", [
+    ["probe", "--size", "0"], ["probe", "--repetitions", "0"], ["probe", "--kind", "pair"],
+    ["history", "--since", "1x"],
+])  # fmt: skip
+def test_bad_argument_is_not_the_files(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A configuration that is right is not blamed."""
+    file = tmp_path / "c.toml"
+    file.touch()
+    assert cli.main([*words, "--config.file", str(file)]) == (3 if words[0] == "history" else 2)
+    assert capsys.readouterr().err.startswith(f"command line: {words[1]}: ")
+
+
 def test_another_pipe_that_breaks_surfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where somebody still reads the output, it is a defect."""
 
@@ -262,6 +356,27 @@ def test_check_config_warns_of_what_is_missing(tmp_path: Path) -> None:
             "is drained for it"
         ),
     ]
+
+
+@pytest.mark.parametrize(("document", "found"), [
+    ({"doctor": {"skip": ["clock", "batch-sizes", "path /ckpt"]}}, []),
+    ({"doctor": {"skip": ["gpuz"]}},
+     ["doctor.skip: `dshealthd doctor` fails: gpuz: no such check; did you mean gpus?"]),
+    ({"doctor": {"accept": ["clok until 2030-01-01: known"]}},
+     ["doctor.accept: `dshealthd doctor` fails: clok: no such check; did you mean clock?"]),
+    ({"probe": {"members": {"nodes": ["n1", "n2"]}}}, []),
+    ({"probe": {"members": {"nodes": ["n1", "n 2", "n1"]}}}, [
+        'probe.members.nodes: entry 2, "n 2", is not a valid node name',
+        'probe.members.nodes: entry 3, "n1", is a duplicate',
+    ]),
+])  # fmt: skip
+def test_names_that_mean_nothing_are_warned_of(
+    document: dict[str, dict[str, Any]], found: list[str]
+) -> None:
+    """Where nothing else tells before the doctor fails or the probes stay off."""
+    loaded = config.from_document(document, errors := Errors())
+    assert errors == []
+    assert [*warnings.of(loaded)] == found
 
 
 @pytest.mark.parametrize("executable", [False, True])

@@ -40,16 +40,16 @@ BAD = {
     "[web]\nmax_connections = 0": "web.max_connections: must be at least 1, not 0",
     "[web]\nmax_connections = 1.5": "web.max_connections: must be an integer, not a float (1.5)",
     "[web]\nmax_connections = true": (
-        "web.max_connections: must be an integer, not a boolean (True)"
+        "web.max_connections: must be an integer, not a boolean (true)"
     ),
     "[web]\nheader_timeout = 5": (
         'web.header_timeout: must be a duration such as "5s", not an integer (5)'
     ),
     "[web]\nheader_timeout = '5'": (
-        'web.header_timeout: "5" is not a duration such as "250ms", "5s", "1m30s" or "2h"'
+        'web.header_timeout: "5" is not a duration such as "250ms", "5s", "1m30s", "2h" or "30d"'
     ),
     "[web]\nheader_timeout = ''": (
-        'web.header_timeout: "" is not a duration such as "250ms", "5s", "1m30s" or "2h"'
+        'web.header_timeout: "" is not a duration such as "250ms", "5s", "1m30s", "2h" or "30d"'
     ),
     "[log]\nlevel = 'loud'": 'log.level: "loud" is not one of "debug", "info", "warning", "error"',
     "[evidence]\nmax_bytes = '1 apple'": (
@@ -60,8 +60,20 @@ BAD = {
     ),
     "[evidence]\nmax_bytes = '1KB'": "evidence.max_bytes: must be at least 1MiB, not 1000",
     "[path]\nprocfs = ['/proc']": "path.procfs: must be a string with a path, not an array",
+    **{
+        f"[{section}]\n{name} = ''": f'{section}.{name}: "" is not a path'
+        for section, name in (("path", "state"), ("web", "config_file"))
+    },
+    '[path]\nstate = "a\\u0000b"': 'path.state: "a\0b" is not a path',
+    **{
+        f"[slurm]\nbudget_ratio = {value}": f"slurm.budget_ratio: {value} is not a finite number"
+        for value in ("nan", "inf", "-inf")
+    },
+    "[findings.limits]\ngradient_norm_ratio = nan": (
+        "findings.limits.gradient_norm_ratio: nan is not a finite number"
+    ),
     "collectors = 'all'": "collectors: must be a table with one table for each collector",
-    "[collectors]\nmemory = false": "collectors.memory: must be a table, not a boolean (False)",
+    "[collectors]\nmemory = false": "collectors.memory: must be a table, not a boolean (false)",
     "[collectors.memroy]": "collectors.memroy: unknown key; did you mean memory?",
     "[collectors.'a b']": (
         f'collectors."a b": unknown key; known are {", ".join(sorted(registry.all_collectors()))}'

@@ -70,9 +70,9 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "named"), [
-    (("on", "--for", "59s"), "--for: 59s is not between 1m and 720h"),
+    (("on", "--for", "59s"), "--for: 59s is not between 1m and 30d"),
     (("on", "--for", "721h"), "--for: 721h is not between"),
-    (("on", "--for", "soon"), "--for: 'soon' is not a duration"),
+    (("on", "--for", "soon"), '--for: "soon" is not a duration'),
     (("on", "--reason", "x" * 81), "--reason: must be one line of at most 80"),
     (("on", "--reason", "a\nb"), "--reason: must be one line"),
     (("off", "--for", "2h"), "--for and --reason are only for on"),
@@ -80,10 +80,18 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
 def test_bad_arguments_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], named: str
 ) -> None:
-    """What cannot be is refused by name, and nothing is set."""
-    assert command(tmp_path, *arguments) == 1
-    assert named in capsys.readouterr().err
+    """What cannot be is refused by name as bad usage, and nothing is set."""
+    assert command(tmp_path, *arguments) == 2
+    assert capsys.readouterr().err.startswith(f"command line: {named}")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("action", ["on", "off", "show"])
+def test_no_state(action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A directory that is missing is named with its key, and not as a node without maintenance."""
+    assert command(tmp_path / "none", action) == 1
+    error = f"path.state: {tmp_path}/none: No such file or directory\n"
+    assert capsys.readouterr().err == f"dshealthd maintenance {action}: {error}"
 
 
 @pytest.mark.parametrize("arguments", [("--for", "1m"), ("--for", "30d"), ("--reason", "x" * 80)])

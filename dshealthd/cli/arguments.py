@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dshealthd.config.flags import EXIT_USAGE, FlagParser, add_flags, declare_access
+from dshealthd.config.flags import EXIT_USAGE, FlagParser, add_flags, declare_access, seconds
 from dshealthd.jobs.launches import OUTPUT
 
 
@@ -28,6 +28,8 @@ class Command:
     declare: Callable[[ArgumentParser], None] = no_arguments
     exit_usage: int = EXIT_USAGE
     """Exit status for bad usage or configuration; differs where 2 is a verdict."""
+    forgives: bool = False
+    """Whether it helps on a node whose installed configuration has errors, too: it tells them."""
 
 
 def declare(commands: Any, command: Command) -> None:
@@ -45,7 +47,12 @@ def declare(commands: Any, command: Command) -> None:
     command.declare(parser)
     own = tuple(action.dest for action in parser._actions[before:])  # noqa: SLF001
     add_flags(parser)
-    parser.set_defaults(command=command.function, own=own, exit_usage=command.exit_usage)
+    parser.set_defaults(
+        command=command.function,
+        own=own,
+        exit_usage=command.exit_usage,
+        forgives=command.forgives,
+    )
 
 
 def query(parser: ArgumentParser) -> None:
@@ -191,7 +198,7 @@ def test_alert(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--wait",
         metavar="SECONDS",
-        type=float,
+        type=seconds,
         default=30.0,
         help="how long to wait for the notification (default: %(default)g)",
     )

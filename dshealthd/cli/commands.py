@@ -21,9 +21,15 @@ from dshealthd.agent.systemd import ServiceManager
 from dshealthd.cli import arguments, warnings
 from dshealthd.cli.apart import APART
 from dshealthd.cli.arguments import Command
-from dshealthd.config import config
-from dshealthd.config.flags import ACCESS, EXIT_UNKNOWN, EXIT_USAGE, FlagParser, tables_of_flags
-from dshealthd.core.options import ConfigError, Duration
+from dshealthd.config.flags import (
+    ACCESS,
+    EXIT_UNKNOWN,
+    EXIT_USAGE,
+    FlagParser,
+    tables_of_flags,
+    usable,
+)
+from dshealthd.core.options import COMMAND_LINE, ConfigError, Duration
 from dshealthd.core.text import first_of, print_lines
 
 if typing.TYPE_CHECKING:
@@ -61,12 +67,13 @@ def _command(
     name: str = "",
     declare: typing.Callable[[ArgumentParser], None] = arguments.no_arguments,
     exit_usage: int = EXIT_USAGE,
+    forgives: bool = False,
 ) -> typing.Callable[[Function], Function]:
     """Declare a command, called as its function if it has no other name."""
 
     def declared(function: Function) -> Function:
         known = name or function.__name__.replace("_", "-")
-        COMMANDS.append(Command(known, function, examples, declare, exit_usage))
+        COMMANDS.append(Command(known, function, examples, declare, exit_usage, forgives))
         return function
 
     return declared
@@ -78,12 +85,15 @@ def main(words: list[str]) -> int:
     `status` and `jobs` return the verdict's instead, and 3 (unknown) for bad usage.
     """
     options = parser().parse_args(words)
-    flags = tables_of_flags(options)
     manager = ServiceManager.from_environment(os.environ)  # so that no child inherits it
     try:
-        loaded = config.load(options.config_file, flags)
+        loaded, wrong = usable(options)
+        if wrong is not None and not options.forgives:
+            raise wrong
+        if wrong is not None:
+            print_lines(wrong, error=True)
         logs.configure(loaded.log)
-        given = Invocation(loaded, options.config_file, flags, manager)
+        given = Invocation(loaded, options.config_file, tables_of_flags(options), manager)
         command: typing.Callable[..., int] = options.command
         return command(given, **{name: getattr(options, name) for name in options.own})
     except ConfigError as error:
@@ -153,6 +163,7 @@ def _raise_file_limit() -> None:
     "dshealthd status --members",
     declare=arguments.query,
     exit_usage=EXIT_UNKNOWN,
+    forgives=True,
 )
 def status(given: Invocation, **own: Any) -> int:
     """Show what is wrong with this node, or with others.
@@ -174,6 +185,7 @@ def status(given: Invocation, **own: Any) -> int:
     "dshealthd jobs --members --exclude slurm-4711",
     declare=arguments.jobs,
     exit_usage=EXIT_UNKNOWN,
+    forgives=True,
 )
 def jobs(
     given: Invocation,
@@ -184,7 +196,9 @@ def jobs(
 ) -> int:
     """List the training jobs of this node, or of others, with their ranks side by side.
 
-    Exit status: 0 no job is hung, 2 a job is hung, 3 an agent does not answer, or bad usage.
+    Exit status: 0 no job is hung, 2 a job is hung, 3 an agent does not answer, has just started or
+    left a job out, or bad usage. With --history, --report or --exclude: 0 all agents answered, 3
+    one did not, nothing is known of JOB, or bad usage.
     """
     from dshealthd.status import command
 
@@ -201,6 +215,7 @@ def jobs(
     "dshealthd history node-17 --since 90d",
     declare=arguments.history,
     exit_usage=EXIT_UNKNOWN,
+    forgives=True,
 )
 def history(given: Invocation, since: str, **own: Any) -> int:
     """Show past problems of this node, or of others, and its repairs.
@@ -214,8 +229,7 @@ def history(given: Invocation, since: str, **own: Any) -> int:
     try:
         seconds = Duration.parse(since)
     except (ValueError, ArithmeticError) as error:
-        flag = "--since"
-        raise ConfigError(flag, [f"{since!r} is {error}"]) from error
+        raise ConfigError(COMMAND_LINE, [f'--since: "{since}" is {error}']) from error
     return command.history(command.AgentQuery(given.config, _access(own), **own), seconds)
 
 
@@ -241,7 +255,7 @@ def probe(given: Invocation, **own: Any) -> int:
     return command.probe(given.config, given.file, **own)
 
 
-@_command("dshealthd evidence --job slurm-4711", declare=arguments.evidence)
+@_command("dshealthd evidence --job slurm-4711", declare=arguments.evidence, forgives=True)
 def evidence(given: Invocation, **own: Any) -> int:
     """Collect evidence from the training jobs on this node now.
 
@@ -249,6 +263,8 @@ def evidence(given: Invocation, **own: Any) -> int:
 
     Prints a summary that names the lagging ranks. Needs root for other users' jobs. The jobs
     continue undisturbed.
+
+    Exit status: 0 taken, 1 none was taken, 2 bad usage.
     """
     from dshealthd.evidence.command import evidence as command
 
@@ -349,12 +365,15 @@ def maintenance(given: Invocation, **own: Any) -> int:
     "dshealthd test-alert --alertmanager http://alerts:9093 --prometheus http://prom:9090",
     name="test-alert",
     declare=arguments.test_alert,
+    forgives=True,
 )
 def send_test_alert(_given: Invocation, **own: Any) -> int:
     """Send one labeled test page through Alertmanager, and report where it stopped.
 
     With --prometheus, first check that Prometheus scrapes agents, evaluates the rules and has an
     Alertmanager.
+
+    Exit status: 0 delivered, 1 stopped, 2 bad usage.
     """
     from dshealthd.cli.test_alert import check_alerting as command
 
@@ -372,7 +391,7 @@ def slurm(given: Invocation, hook: str) -> int:
     return command(given.config, hook)
 
 
-@_command("dshealthd launches", declare=arguments.launches)
+@_command("dshealthd launches", declare=arguments.launches, forgives=True)
 def launches(given: Invocation, output: Path) -> int:
     """Count the collectives that training jobs launch, until SIGTERM or SIGINT.
 

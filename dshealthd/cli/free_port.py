@@ -11,7 +11,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.rendezvous import parse_ports
-from dshealthd.config import config, flags
+from dshealthd.config import flags
 from dshealthd.core.options import ConfigError
 from dshealthd.core.text import print_lines
 from dshealthd.linux.local_network import local_ports
@@ -138,7 +138,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command `free-port` and return its exit status."""
     options = parser().parse_args(arguments)
     try:
-        loaded = config.load(options.config_file, flags.tables_of_flags(options))
+        loaded, wrong = flags.usable(options)
+        if wrong is not None:  # a job starts all the same
+            print_lines(wrong, error=True)
         return _serve(options, _ports(options, loaded))
     except (ConfigError, ValueError, ArithmeticError) as error:
         print_lines(f"dshealthd free-port: {error}", error=True)

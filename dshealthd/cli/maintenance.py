@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.collectors.maintenance import FILES, LIMIT, MAX_REASON, Maintenance, parse
 from dshealthd.core import state_file
-from dshealthd.core.options import Duration
+from dshealthd.core.options import COMMAND_LINE, ConfigError, Duration
 from dshealthd.core.text import print_lines, printable
 
 if TYPE_CHECKING:
@@ -26,19 +26,23 @@ SHORTEST, LONGEST = 60.0, 30 * 86400.0
 """Seconds. Maintenance without an end would hide later faults."""
 
 
+EXIT_FAILURE = 1
+
+
 class MaintenanceError(Exception):
     """The requested action is not possible; the message says why."""
 
 
 def maintenance(loaded: Config, action: str, duration: str | None, reason: str | None) -> int:
-    """Run one action of `dshealthd maintenance`; if it fails, print why and return 1."""
+    """Run one action of `dshealthd maintenance`; if it fails, print why and return 1. Raise
+    ConfigError for wrong arguments.
+    """
+    if action != "on" and (duration is not None or reason is not None):
+        raise ConfigError(COMMAND_LINE, ["--for and --reason are only for on"])
     try:
         if action == "on":
-            _on(loaded.path.state, duration, reason)
+            _on(loaded.path.state, _seconds(duration or DEFAULT), _line(reason or ""))
         else:
-            if duration is not None or reason is not None:
-                message = "--for and --reason are only for on"
-                raise MaintenanceError(message)  # noqa: TRY301 - as those of the actions
             (_off if action == "off" else _show)(loaded.path.state)
     except PermissionError as error:
         print_lines(
@@ -46,19 +50,20 @@ def maintenance(loaded: Config, action: str, duration: str | None, reason: str |
             "root or as the agent's user",
             error=True,
         )
-        return 1
+        return EXIT_FAILURE
+    except (FileNotFoundError, NotADirectoryError) as error:
+        print_lines(
+            f"dshealthd maintenance {action}: path.state: {loaded.path.state}: {error.strerror}",
+            error=True,
+        )
+        return EXIT_FAILURE
     except (MaintenanceError, OSError) as error:
         print_lines(f"dshealthd maintenance {action}: {error}", error=True)
-        return 1
+        return EXIT_FAILURE
     return 0
 
 
-def _on(directory: Path, duration: str | None, reason: str | None) -> None:
-    seconds = _seconds(duration or DEFAULT)
-    reason = reason or ""
-    if len(reason) > MAX_REASON or not reason.isprintable():
-        message = f"--reason: must be one line of at most {MAX_REASON} printable characters"
-        raise MaintenanceError(message)
+def _on(directory: Path, seconds: float, reason: str) -> None:
     now = time.time()
     place = directory / FILES["operator"]
     state_file.replace(place, Maintenance(now, now + seconds, reason).encode(), durable=True)
@@ -99,9 +104,15 @@ def _seconds(text: str) -> float:
     try:
         seconds = Duration.parse(text)
     except (ValueError, ArithmeticError) as error:
-        message = f"--for: {text!r} is {error}"
-        raise MaintenanceError(message) from error
+        raise ConfigError(COMMAND_LINE, [f'--for: "{text}" is {error}']) from error
     if not SHORTEST <= seconds <= LONGEST:
-        message = f"--for: {text} is not between {Duration(SHORTEST)} and {Duration(LONGEST)}"
-        raise MaintenanceError(message)
+        limits = f"between {Duration(SHORTEST)} and {Duration(LONGEST)}"
+        raise ConfigError(COMMAND_LINE, [f"--for: {text} is not {limits}"])
     return seconds
+
+
+def _line(reason: str) -> str:
+    if len(reason) > MAX_REASON or not reason.isprintable():
+        wanted = f"one line of at most {MAX_REASON} printable characters"
+        raise ConfigError(COMMAND_LINE, [f"--reason: must be {wanted}"])
+    return reason

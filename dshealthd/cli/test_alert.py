@@ -13,6 +13,7 @@ import json
 import re
 import secrets
 import socket
+import sys
 import time
 import urllib.parse
 from typing import TYPE_CHECKING, Any
@@ -155,6 +156,7 @@ def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait:
         now = _deliveries(url)
         return {key: now[key] for key in now if now[key] > before.get(key, 0.0)}
 
+    print_lines(f"waiting up to {max(0.0, end - time.monotonic()):.0f} s for the page", error=True)
     after = _until(changed, end)
     failed = _failed(after)
     if after and not failed:  # a failure is counted after its attempt
@@ -245,6 +247,7 @@ def _until(look: Callable[[], Any], end: float) -> Any:
 
 def _passed(text: str) -> None:
     print_lines(f"ok       {printable(text)}")
+    sys.stdout.flush()  # to a pipe too: the next step may take its whole wait
 
 
 def _time(seconds: float) -> str:

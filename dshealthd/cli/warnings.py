@@ -5,10 +5,12 @@ None keeps the agent from starting: a hostfile may come with its job, a key with
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import TYPE_CHECKING
 
 from dshealthd.core.options import settable
+from dshealthd.doctor.options import DoctorOptions
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.slurm.options import SlurmOptions
 from dshealthd.symptoms import all_symptoms
@@ -20,9 +22,13 @@ if TYPE_CHECKING:
 
 
 def of(config: Config) -> Iterator[str]:
-    """Yield a warning for each missing configured file, each deadline that is too long, and each
-    alert to drain for that no finding of this release has.
+    """Yield a warning for each missing configured file, each deadline that is too long, each member
+    that cannot be one, and each check or alert that this release does not have.
     """
+    from dshealthd.doctor.choice import not_checks  # only this needs the checks
+    from dshealthd.probe.members.hostlist import MembershipError
+    from dshealthd.probe.members.membership import load
+
     probe, slurm = config.section(ProbeOptions), config.section(SlurmOptions)
     peer = probe.peer
     for key, path in (
@@ -39,6 +45,17 @@ def of(config: Config) -> Iterator[str]:
             os.stat(path)
         except OSError as error:
             yield f"{key}: {path}: {error.strerror}"
+    if probe.members.nodes or probe.members.slurm:
+        try:
+            load(dataclasses.replace(probe.members, topology=None))
+        except MembershipError as error:
+            yield from error.errors
+    doctor = config.section(DoctorOptions)
+    for key, names in (
+        ("doctor.skip", doctor.skip),
+        ("doctor.accept", [one.check for one in doctor.accepted()]),
+    ):
+        yield from (f"{key}: `dshealthd doctor` fails: {error}" for error in not_checks(names))
     python = probe.python
     if python is not None and os.path.isfile(python) and not os.access(python, os.X_OK):
         yield f"probe.python: {python} is not executable"

@@ -17,6 +17,7 @@ from dshealthd.config import registry
 from dshealthd.core.collector import CollectorOptions
 from dshealthd.core.host import Host, read_named
 from dshealthd.core.options import (
+    COMMAND_LINE,
     ConfigError,
     Duration,
     Errors,
@@ -130,27 +131,50 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]] | None = None
 
     Raise ConfigError with all errors.
     """
-    document: dict[str, Any] = {}
-    if file is not None:
-        try:
-            document = tomllib.loads(read_named(file).decode())
-        except OSError as error:
-            raise ConfigError(str(file), [f"cannot be read: {error.strerror}"]) from error
-        except UnicodeDecodeError as error:
-            raise ConfigError(
-                str(file), [f"is not UTF-8: {error.reason} at byte {error.start}"]
-            ) from error
-        except (ValueError, ArithmeticError, RecursionError) as error:
-            raise ConfigError(str(file), [f"is not TOML: {error}"]) from error
+    config, wrong = usable(file, flags)
+    if wrong is not None:
+        raise wrong
+    return config
+
+
+def usable(
+    file: Path | None, flags: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[Config, ConfigError | None]:
+    """Return what can be used of a file, with defaults for what is wrong in it, and its errors.
+
+    Raise ConfigError for flags that are wrong.
+    """
+    try:
+        document, errors = _document(file), Errors()
+    except ConfigError as error:
+        return load(None, flags), error
     for section, values in (flags or {}).items():
         table = document.setdefault(section, {})
         if isinstance(table, dict):
             table.update(values)
-    errors = Errors()
     config = from_document(document, errors)
-    if errors:
-        raise ConfigError(str(file) if file is not None else "command line", errors)
-    return config
+    typed = {join(section, name) for section, values in (flags or {}).items() for name in values}
+    of_flags = [error for error in errors if file is None or error.partition(": ")[0] in typed]
+    of_file = [error for error in errors if error not in of_flags]
+    wrong = ConfigError(str(file), of_file) if of_file else None
+    if of_flags:
+        raise ConfigError(COMMAND_LINE, of_flags) from wrong
+    return config, wrong
+
+
+def _document(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(read_named(file).decode())
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}"
+        raise ConfigError(str(file), [reason]) from error
+    except UnicodeDecodeError as error:
+        reason = f"is not UTF-8: {error.reason} at byte {error.start}"
+        raise ConfigError(str(file), [reason]) from error
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        raise ConfigError(str(file), [f"is not TOML: {error}"]) from error
 
 
 def from_document(document: Mapping[str, Any], errors: Errors) -> Config:

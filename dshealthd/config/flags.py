@@ -9,18 +9,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import math
 import os
 import types
 import typing
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dshealthd.config import config
 from dshealthd.config.config import SECTIONS
 from dshealthd.core.options import Bytes, Duration
 from dshealthd.core.text import printable
 
 if typing.TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from dshealthd.config.config import Config
+    from dshealthd.core.options import ConfigError
 
 INSTALLED = Path("/etc/dshealthd/dshealthd.toml")
 """The file that the packages' service reads, and so each command on a node unless told another."""
@@ -83,9 +88,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         dest="config_file",
         type=Path,
         metavar="FILE",
-        default=INSTALLED if os.access(INSTALLED, os.R_OK) else None,
+        default=INSTALLED if _exists(INSTALLED) else None,
         help="TOML file; see docs/dshealthd.toml for all options (default: "
-        f"{INSTALLED}, if it can be read)",
+        f"{INSTALLED}, if it exists)",
     )
     for section, schema in SECTIONS.items():
         summary = " ".join((inspect.getdoc(schema) or "").split("\n\n")[0].split())
@@ -104,6 +109,45 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                 metavar=field.metadata["form"] or form(hints[field.name]),
                 help=_help(field.metadata),
             )
+
+
+def _exists(file: Path) -> bool:
+    """Return whether there is such a file; one that may not be looked at is one to tell of."""
+    try:
+        os.stat(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def usable(options: argparse.Namespace) -> tuple[Config, ConfigError | None]:
+    """Return the configuration for a command that helps on a node whose own is broken.
+
+    Of the installed file, it is what `config.usable` returns. Raise ConfigError for flags or a
+    given file with errors.
+    """
+    loaded, wrong = config.usable(options.config_file, tables_of_flags(options))
+    if wrong is not None and options.config_file != INSTALLED:
+        raise wrong
+    return loaded, wrong
+
+
+def seconds(text: str) -> float:
+    """Return how long to wait, given as `30` or as `30s`; for argparse."""
+    try:
+        found = float(text)
+    except (ValueError, ArithmeticError):
+        try:
+            found = Duration.parse(text)
+        except (ValueError, ArithmeticError) as error:
+            message = f'"{text}" is {error}'
+            raise argparse.ArgumentTypeError(message) from error
+    if not 0 < found < math.inf:
+        message = f'"{text}" is not a time to wait'
+        raise argparse.ArgumentTypeError(message)
+    return found
 
 
 def declare_access(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:

@@ -105,6 +105,11 @@ class Reason(enum.StrEnum):
     """A defect of dshealthd; the log has the traceback."""
 
 
+def reason_in_words(reason: Reason | str) -> str:
+    """Return a reason's slug as words."""
+    return str(reason).replace("_", " ")
+
+
 class News(enum.StrEnum):
     """What one collector notices and makes others collect at once, before they are due."""
 

@@ -7,6 +7,7 @@ values. The reference file (`docs/dshealthd.toml`) is made from the same declara
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import types
 import typing
@@ -21,6 +22,8 @@ _DURATION = re.compile(
 _SIZE = re.compile(r"(\d+)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _BAD: Any = object()
+COMMAND_LINE = "command line"
+"""The source of a flag's mistake in a `ConfigError`; else it is a file."""
 
 
 class Duration(float):
@@ -31,7 +34,7 @@ class Duration(float):
         """Return the duration in `text`, or raise ValueError."""
         match = _DURATION.fullmatch(text)
         if not text or match is None:
-            message = 'not a duration such as "250ms", "5s", "1m30s" or "2h"'
+            message = 'not a duration such as "250ms", "5s", "1m30s", "2h" or "30d"'
             raise ValueError(message)
         days, hours, minutes, seconds, milliseconds = (float(part or 0) for part in match.groups())
         hours += 24 * days
@@ -39,8 +42,8 @@ class Duration(float):
 
     def __str__(self) -> str:
         """Return the span in its largest whole unit."""
-        for unit, seconds in (("h", 3600), ("m", 60), ("s", 1)):
-            if self and self % seconds == 0:
+        for unit, seconds in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+            if self % seconds == 0 and (self >= seconds or unit == "s"):
                 return f"{int(self // seconds)}{unit}"
         return f"{self * 1000:g}ms"
 
@@ -233,8 +236,14 @@ def _convert(hint: Any, value: object) -> Any:
     if hint is Bytes and type(value) is int:
         return Bytes(value)
     if hint is Path and isinstance(value, str):
+        if not value or "\0" in value:
+            message = "not a path"
+            raise ValueError(message)
         return Path(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):  # no value is beyond a limit that is not a number
+            message = "not a finite number"
+            raise ValueError(message)
         return float(value)
     if hint in (bool, int, float, str) and type(value) is hint:
         return value
@@ -267,13 +276,11 @@ def _bound(value: Any, metadata: typing.Mapping[str, Any]) -> None:
 
 
 def _show(value: object) -> str:
-    return (
-        f'"{value}"'
-        if isinstance(value, str)
-        else str(value).lower()
-        if isinstance(value, bool)
-        else str(value)
-    )
+    return f'"{value}"' if isinstance(value, str) else _plain_text(value)
+
+
+def _plain_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _toml_type(value: object) -> str:
@@ -286,7 +293,7 @@ def _toml_type(value: object) -> str:
         dict: "a table",
     }
     return (
-        f"{names.get(type(value), type(value).__name__)} ({value})"
+        f"{names.get(type(value), type(value).__name__)} ({_plain_text(value)})"
         if not isinstance(value, dict | list)
         else names[type(value)]
     )

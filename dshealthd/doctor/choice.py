@@ -13,7 +13,7 @@ from dshealthd.doctor.options import DoctorOptions
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from dshealthd.config.config import Config
     from dshealthd.doctor.check import Check
@@ -33,22 +33,15 @@ def choose_checks(options: argparse.Namespace, loaded: Config) -> list[Check[Any
         ("doctor.skip", loaded.section(DoctorOptions).skip),
         ("doctor.accept", [one.check for one in loaded.section(DoctorOptions).accepted()]),
     )
+    for source, names in given:
+        if errors := [*not_checks(names)]:
+            raise ConfigError(source, errors)
     of_nodes = {check.name for check in node.CHECKS}
-    with_jobs = options.job or options.listed
     of_jobs: tuple[Check[Any], ...] = ()
-    if with_jobs or any(name not in of_nodes for _, names in given for name in names):
+    if with_jobs := options.job or options.listed:
         from dshealthd.doctor.job import checks as job
 
         of_jobs = job.CHECKS
-    known = [check.name for check in (*of_jobs, *node.CHECKS)]
-    for source, names in given:
-        errors = [
-            f"{name}: {unknown(name, known).replace('unknown key', 'no such check')}"
-            for name in names
-            if name not in known and not name.startswith("path ")
-        ]
-        if errors:
-            raise ConfigError(source, errors)
     if not with_jobs and (
         errors := [
             f"{name}: this is a job check: add --job"
@@ -60,12 +53,26 @@ def choose_checks(options: argparse.Namespace, loaded: Config) -> list[Check[Any
     skipped = {*left_out, *(() if wanted else loaded.section(DoctorOptions).skip)}
     checks = [
         check
-        for check in (*(of_jobs if with_jobs else ()), *node.CHECKS)
+        for check in (*of_jobs, *node.CHECKS)
         if (not wanted or check.name in wanted) and check.name not in skipped
     ]
     if not checks and not options.paths:
         raise ConfigError(only, ["no check is left"])
     return checks
+
+
+def not_checks(names: Iterable[str]) -> Iterator[str]:
+    """Yield an error for each name that is no check's."""
+    of_nodes = [check.name for check in node.CHECKS]
+    strange = [name for name in names if name not in of_nodes and not name.startswith("path ")]
+    if not strange:
+        return
+    from dshealthd.doctor.job import checks as job
+
+    known = [*(check.name for check in job.CHECKS), *of_nodes]
+    for name in strange:
+        if name not in known:
+            yield f"{name}: {unknown(name, known).replace('unknown key', 'no such check')}"
 
 
 def of_the_job(

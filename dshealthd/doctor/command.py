@@ -9,14 +9,14 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.config import config, flags
+from dshealthd.config import flags
 from dshealthd.core import documents
 from dshealthd.core.options import ConfigError
 from dshealthd.core.text import print_lines
 from dshealthd.doctor import node
 from dshealthd.doctor import report as callers
 from dshealthd.doctor.choice import choose_checks, of_the_job
-from dshealthd.doctor.examination import Progress, examine, mark_accepted
+from dshealthd.doctor.examination import examine, mark_accepted
 from dshealthd.doctor.job.arguments import add_arguments as add_job_arguments
 from dshealthd.doctor.job.arguments import parse
 from dshealthd.doctor.node_context import NodeContext, facts
@@ -31,6 +31,7 @@ from dshealthd.findings.finding import State
 from dshealthd.http.client import Access
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.status.paint import EXIT, Paint, colored
+from dshealthd.status.progress import Progress
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.runbooks import render
 
@@ -80,7 +81,9 @@ def parser() -> Parser:
     added.add_argument("--only", metavar="CHECK,...", default="", help="run only these checks")
     added.add_argument("--skip", metavar="CHECK,...", default="", help="skip these checks")
     added.add_argument("--list", dest="listed", action="store_true", help="list the checks")
-    added.add_argument("--runbook", metavar="NAME", help="print a runbook by name")
+    added.add_argument(
+        "--runbook", metavar="SLUG", help="print the runbook of a symptom; --list names them"
+    )
     added.add_argument(
         "--path",
         dest="paths",
@@ -105,7 +108,7 @@ def parser() -> Parser:
     )
     across.add_argument(
         "--host-timeout",
-        type=float,
+        type=flags.seconds,
         default=20.0,
         metavar="SECONDS",
         help="deadline for each node (default: 20)",
@@ -133,7 +136,7 @@ def main(words: Sequence[str]) -> int:
     if options.runbook is not None:
         return _runbook(options.runbook)
     try:
-        loaded = config.load(options.config_file, flags.tables_of_flags(options))
+        loaded, wrong = flags.usable(options)
         checks = choose_checks(options, loaded)
     except ConfigError as error:
         print_lines(error, error=True)
@@ -143,8 +146,8 @@ def main(words: Sequence[str]) -> int:
             print_lines(f"{check.name:24} {check.slug:24} {check.title}")
         return 0
     try:
-        several = options.hosts and (options.paths or _of_nodes(checks))
-        report = _across(options, checks) if several else _here(options, loaded, checks)
+        several = options.hosts is not None and (options.paths or _of_nodes(checks))
+        report = _across(options, checks) if several else _here(options, loaded, wrong, checks)
     except (HostsError, OSError) as error:
         print_lines(f"dshealthd doctor: {error}", error=True)
         return UNKNOWN
@@ -155,16 +158,26 @@ def _runbook(slug: str) -> int:
     """Print a runbook, which needs neither an agent nor a network."""
     symptom = all_symptoms().get(slug)
     if symptom is None:
-        print_lines(f"--runbook: there is no runbook {slug!r}; see `doctor --list`", error=True)
+        print_lines(
+            f"--runbook: there is no runbook {slug!r}; see `dshealthd doctor --list`", error=True
+        )
         return UNKNOWN
     print(render(symptom), end="")
     return EXIT[State.OK]
 
 
-def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[Any]]) -> Report:
+def _here(
+    options: argparse.Namespace,
+    loaded: Config,
+    wrong: ConfigError | None,
+    checks: Sequence[Check[Any]],
+) -> Report:
     wall, started = time.time(), time.monotonic()
     base = NodeContext(
-        loaded, several=_several(options, loaded), python=_training_environments(options, loaded)
+        loaded,
+        several=_several(options, loaded),
+        broken=tuple(str(wrong).splitlines()) if wrong is not None else (),
+        python=_training_environments(options, loaded),
     )
     access = Access(**{name: getattr(options, name) for name in flags.ACCESS})
     look = functools.partial(status_document, loaded, access)

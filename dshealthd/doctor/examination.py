@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from dshealthd.linux.forked import Emit, Ended
 
 _LOOK = "the node's status"
-_WIPE = "\r\x1b[K"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,8 @@ def _runner(check: Check[Any], context: Any) -> Callable[[Emit], object]:
 
 
 def _examined(check: Check[Any], ended: Ended) -> Examined:
-    again = f"sudo dshealthd doctor --only {check.name}"
+    one = "" if ended.name == _LOOK else f" --only {check.name}"
+    again = f"sudo dshealthd doctor{one}"
     if ended.problem:
         results: tuple[Result, ...] = (unknown(_why(check, ended), again),)
     else:
@@ -132,31 +130,3 @@ def mark_accepted(
         )
         for one in examined
     ]
-
-
-class Progress:
-    """Progress line on standard error, shown only if that is a terminal."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._shown = sys.stderr.isatty()
-        self._last = ""
-
-    def __call__(self, done: int, total: int, waiting: Sequence[str]) -> None:
-        """Show the progress and the longest-running items."""
-        if not self._shown:
-            return
-        text = f"{done}/{total} {self._what}"
-        if waiting:
-            text += f", waiting for {', '.join(waiting[:3])}"
-        text = text[: shutil.get_terminal_size().columns - 1]
-        if text != self._last:
-            self._last = text
-            sys.stderr.write(f"{_WIPE}{text}")
-            sys.stderr.flush()
-
-    def close(self) -> None:
-        """Erase the progress line."""
-        if self._shown:
-            sys.stderr.write(_WIPE)
-            sys.stderr.flush()

@@ -35,6 +35,9 @@ class NodeContext:
     """
     several: bool = False
     """Whether jobs of this node run across nodes: other nodes must then reach it by its name."""
+    broken: tuple[str, ...] = ()
+    """Errors of the installed configuration, each with its file; defaults stand for what they name.
+    """
     python: tuple[str, ...] = ()
     """Interpreters or prefixes of training environments."""
 

@@ -132,8 +132,7 @@ def text(report: Report, paint: Paint, *, verbose: bool) -> Iterator[str]:
         yield from _node_lines(node, paint, verbose=verbose)
     if len(report.nodes) > 1:
         yield "Across nodes"
-        for entry in found(report.across):
-            yield from _lines(*entry, paint)
+        yield from _results(report.across, paint)
         if not found(report.across):
             well = "; ".join(result.text for one in report.across for result in one.results)
             yield f"  {paint(State.OK, 'OK')}        {well}"
@@ -142,8 +141,7 @@ def text(report: Report, paint: Paint, *, verbose: bool) -> Iterator[str]:
 def _node_lines(node: NodeReport, paint: Paint, *, verbose: bool) -> Iterator[str]:
     state = node.outcome
     yield f"{printable(node.node)}  {paint(state, state.upper())}  {_headline(node)}"
-    for entry in found(node.checks):
-        yield from _lines(*entry, paint)
+    yield from _results(node.checks, paint)
     if verbose:
         for one in node.checks:
             for result in one.results:
@@ -163,10 +161,21 @@ def _headline(node: NodeReport) -> str:
     return f"{well} of {plural(len(node.checks), 'check')} OK{known}{how}"
 
 
-def _lines(one: Examined, result: Result, paint: Paint) -> Iterator[str]:
+def _results(checks: Sequence[Examined], paint: Paint) -> Iterator[str]:
+    """Yield what is not ok, once if several checks say the same: they have a cause in common."""
+    having: dict[Result, list[Examined]] = {}
+    for one, result in found(checks):
+        having.setdefault(result, []).append(one)
+    for result, those in having.items():
+        yield from _lines(those, result, paint)
+
+
+def _lines(checks: Sequence[Examined], result: Result, paint: Paint) -> Iterator[str]:
     state = result.outcome
+    names = [printable(name) for name in dict.fromkeys(one.check for one in checks)]
+    slugs = {printable(one.slug) for one in checks}
     word = paint(State.OK, "ACCEPTED") if result.accepted else paint(state, state.upper().ljust(8))
-    yield f"  {word}  {printable(one.check)}: {result.text}"
+    yield f"  {word}  {names[0] if len(names) == 1 else f'{len(names)} checks'}: {result.text}"
     if result.limit:
         value = f"{result.value} against " if result.value else ""
         source = f" ({result.source})" if result.source else ""
@@ -175,7 +184,10 @@ def _lines(one: Examined, result: Result, paint: Paint) -> Iterator[str]:
         yield f"            {printable(result.accepted)}"
     elif result.remedy:
         yield f"            Remedy: {result.remedy}"
-    yield f"            Runbook: dshealthd doctor --runbook {printable(one.slug)}"
+    if len(names) > 1:
+        yield f"            Checks: {', '.join(names)}"
+    if len(slugs) == 1:
+        yield f"            Runbook: dshealthd doctor --runbook {slugs.pop()}"
 
 
 def kubernetes(report: Report) -> int:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import is_of_job
+from dshealthd.core.collector import is_of_job, reason_in_words
 from dshealthd.doctor.check import Check, Result, ok, unknown
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.findings.finding import State
-from dshealthd.findings.judgement import reason_in_words
 from dshealthd.probe.options import ProbeOptions
 
 if TYPE_CHECKING:
@@ -55,16 +54,17 @@ def snapshot_check(
     metric, without = absent
 
     def run(context: NodeContext) -> Iterator[Result]:
+        found = [*problems(context)]
         if not collectors and context.document.get("source") != "agent":
-            yield _without_agent(context)
+            yield from found or [_without_agent(context)]
             return
-        found = [result_of(finding) for finding in _of(context, "findings", slug, alerts)]
-        found += problems(context)
+        found += [result_of(finding) for finding in _of(context, "findings", slug, alerts)]
         yield from found
-        yield from _unread(context, collectors, found)
-        if context.document.get("source") == "agent" and not context.document["ready"]:
+        starting = context.document.get("source") == "agent" and not context.document["ready"]
+        yield from _unread(context, collectors, found, starting=starting)
+        if starting:
             why = "the agent has just started, and has not judged all sources yet"
-            yield unknown(why, remedy="wait a few seconds, then run this check again")
+            yield unknown(why, remedy="wait a few seconds, then run `dshealthd doctor` again")
         elif not found and (text := _readable(context, collectors)):
             if text == "ok":
                 text = without if metric and not any(context.series(metric)) else title
@@ -82,6 +82,8 @@ def _without_agent(context: NodeContext) -> Result:
             "probes are configured, but no agent answers, so their results are unknown",
             remedy="systemctl status dshealthd; journalctl -u dshealthd -n 50",
         )
+    if unheard := context.document.get("unheard"):
+        return unknown(f"only an agent knows, and none could be queried: {unheard}")
     return ok("not applicable: neither an agent nor probes")
 
 
@@ -120,9 +122,15 @@ def _figure(value: float | None) -> str:
 
 
 def _unread(
-    context: NodeContext, collectors: tuple[str, ...], found: Iterable[Result]
+    context: NodeContext,
+    collectors: tuple[str, ...],
+    found: Iterable[Result],
+    *,
+    starting: bool,
 ) -> Iterator[Result]:
-    """Yield what a snapshot check could not read, unless a finding covers that part."""
+    """Yield what a snapshot check could not read, unless a finding covers that part, or its agent
+    is `starting` and has yet to try.
+    """
     told = {result.component.lower() for result in found}
     for name in collectors:
         state = context.collectors.get(name)
@@ -133,7 +141,7 @@ def _unread(
                 component=name,
             )
             continue
-        if state["state"] in {"failing", "pending"}:
+        if state["state"] == "failing" or (state["state"] == "pending" and not starting):
             reason = reason_in_words(state["reason"] or "no answer in time")
             yield unknown(
                 f"{name} could not be read: {reason}: {state['detail']}",

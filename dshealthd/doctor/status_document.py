@@ -44,12 +44,15 @@ DEADLINE = ASK_DEADLINE + COLLECT_DEADLINE + CLOSE_DEADLINE + 0.3
 def status_document(config: Config, access: Access) -> dict[str, Any]:
     """Return the status document of this node for the doctor.
 
-    `source` is `agent`, or why it was collected here. Run it in a process that can be killed.
+    `source` is `agent`, or why it was collected here; then `unheard` is why an agent that may be
+    there was not heard, empty if none listens. Run it in a process that can be killed.
     """
     try:
         found = local(config, access, ASK_DEADLINE).status()
     except Unreachable as error:
-        return collect(config) | {"source": f"collected without an agent: {error}"}
+        absent = isinstance(error.__cause__, ConnectionRefusedError)
+        source = {"source": f"collected without an agent: {error}"}
+        return collect(config) | source | {"unheard": "" if absent else str(error)}
     return {**found, "source": "agent"}
 
 

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core import documents
+from dshealthd.core.collector import reason_in_words
 from dshealthd.core.text import plural
 from dshealthd.evidence import (
     flight_recorder,
@@ -189,7 +190,7 @@ class Collection:
             for reason, count in found.unseen.items():
                 self.findings.missing.append(
                     f"{plural(count, 'process', 'processes')} could not be inspected and "
-                    f"may be ranks too: {reason}"
+                    f"may be ranks too: {reason_in_words(reason)}"
                 )
         for number, pid in case.ranks:
             ranks.setdefault(pid, RankEvidence(case.job, number, pid))

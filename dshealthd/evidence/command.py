@@ -8,6 +8,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.collector import reason_in_words
 from dshealthd.core.text import plural, print_lines, printable
 from dshealthd.evidence import members
 from dshealthd.evidence.bundle import SUMMARY
@@ -115,7 +116,7 @@ def _nobody(job: str | None, found: NodeMembers) -> str:
     if found.jobs:
         lines.append(f"jobs here: {', '.join(found.jobs)}")
     lines += [
-        f"{plural(count, 'process', 'processes')} could not be inspected: {reason}"
+        f"{plural(count, 'process', 'processes')} could not be inspected: {reason_in_words(reason)}"
         for reason, count in found.unseen.items()
     ]
     if os.geteuid() != 0:

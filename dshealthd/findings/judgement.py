@@ -9,7 +9,7 @@ import traceback
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core.collector import Reason
+from dshealthd.core.collector import Reason, reason_in_words
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.findings import (
     agent,
@@ -206,8 +206,3 @@ def _unread(
         if not told and not fault.of_job and fault.part.lower() not in parts:
             detail = f"{reason_in_words(fault.reason)}: {fault.detail}"
             yield unread(latest.name, fault.part, fault.reason, detail, node)
-
-
-def reason_in_words(reason: Reason | str) -> str:
-    """Return a reason's slug as words."""
-    return str(reason).replace("_", " ")

@@ -42,6 +42,8 @@ _SHARE = 5
 """A look that is slow, because the kernel's tables must be read, waits so many times its cost."""
 UNAUTHORIZED = "--user and --password-file"
 """What to do about a status of 401."""
+WRONG = "the user or the password is wrong"
+"""What a status of 401 means where both were sent."""
 TIMEOUT = 5.0
 """Seconds for a whole exchange; short, as an agent answers from memory."""
 
@@ -105,6 +107,9 @@ class Access:
     def headers(self) -> dict[str, str]:
         """Return the request headers. Raise OSError if the password cannot be read."""
         if not self.user:
+            if self.password_file is not None:
+                message = f"the password in {self.password_file} needs a user name"
+                raise ValueError(message)
             return {}
         password = "" if self.password_file is None else read_named(self.password_file).decode()
         credentials = f"{self.user}:{password.rstrip(chr(10))}".encode()
@@ -167,9 +172,11 @@ class Client:
         try:
             return exchange(request, seconds, MAX_DOCUMENT)
         except Rejected as error:
-            if error.status != HTTPStatus.UNAUTHORIZED:
-                raise
-            message = f"{error} ({self._unauthorized})"
+            if error.status == HTTPStatus.UNAUTHORIZED:
+                why = WRONG if "Authorization" in request.headers else self._unauthorized
+            else:  # of ours, the text says why; a proxy's is a page
+                why = "" if error.detail.startswith("<") else error.detail
+            message = str(error) if why in str(error) else f"{error} ({why})"
             raise Rejected(message, error.status, error.detail) from error
 
     def status(self) -> Mapping[str, Any]:
@@ -224,13 +231,17 @@ def local(loaded: Config, access: Access, seconds: float | None = None) -> Clien
 
 
 def _serves_tls(loaded: Config) -> bool:
-    """Return whether this node's agent serves HTTPS. Raise OSError, or ValueError for no YAML."""
+    """Return whether this node's agent serves HTTPS; False where the caller may not know, and has
+    to say it. Raise OSError, or ValueError for no YAML.
+    """
     if loaded.web.config_file is None:
         return False
     import yaml
 
     try:
         settings = yaml.safe_load(read_named(loaded.web.config_file).decode())
+    except PermissionError:  # it has the hashes of passwords, and many are not everybody's to read
+        return False
     except yaml.YAMLError as error:
         message = f"web.config_file: {error}"
         raise ValueError(message) from error
@@ -266,14 +277,19 @@ def remote(loaded: Config, node: str, access: Access, unauthorized: str = UNAUTH
     bare = node.count(":") > 1 and not node.startswith("[")
     message = f"{named} is not a node: give NODE, NODE:PORT or [ADDRESS]:PORT"
     if "://" in node:
-        raise ValueError(message)
-    parts = urlsplit(f"//[{node}]" if bare else f"//{node}")
+        scheme = ", and --tls only for https" if tls else ", and --tls for https"
+        raise ValueError(message + scheme)
+    try:
+        parts = urlsplit(f"//[{node}]" if bare else f"//{node}")
+        own = parts.port
+    except (ValueError, ArithmeticError) as error:
+        raise ValueError(message) from error
     if not parts.hostname or parts.path or parts.username is not None:
         raise ValueError(message)
     return Client(
         Request(
             host=parts.hostname,
-            port=parts.port or port,
+            port=own or port,
             path="/",
             headers=access.headers(),
             tls=tls,

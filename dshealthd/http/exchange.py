@@ -101,9 +101,19 @@ def exchange(request: Request, seconds: float, largest: int) -> bytes:
         raise Unreachable(message) from error
     # ValueError: bad names
     except (OSError, http.client.HTTPException, ValueError, ArithmeticError) as error:
-        reason = printable(str(error)) or type(error).__name__
-        message = f"{request.url} does not answer: {reason}"
+        message = f"{request.url} does not answer: {_reason(error, request)}"
         raise Unreachable(message) from error
+
+
+def _reason(error: Exception, request: Request) -> str:
+    """Return why there is no answer, and which scheme may be the right one."""
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "it does not speak TLS"
+    words = isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.strerror
+    reason = printable(words or str(error)) or type(error).__name__
+    if isinstance(error, http.client.RemoteDisconnected) and request.tls is None:
+        return f"{reason} (it may serve TLS only)"
+    return reason
 
 
 def _answer(request: Request, connection: socket.socket, end: float, largest: int) -> bytes:

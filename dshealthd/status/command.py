@@ -194,7 +194,7 @@ def _clients(asked: AgentQuery) -> list[tuple[str, Client | str]]:
     """
     loaded, access = asked.loaded, asked.access
     if not asked.members and not asked.nodes:
-        return [("this node", local(loaded, access))]
+        return [(query.HERE, local(loaded, access))]
     clients = [(node, _client(loaded, node, access)) for node in asked.nodes]
     if asked.members and loaded.section(ProbeOptions).members.sources:
         clients += [(node, _client(loaded, node, access)) for node in _configured(loaded)]

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 _STATES = {
     **dict.fromkeys(("hung", "failed"), State.CRITICAL),
     **dict.fromkeys(("stalled", "suspended"), State.WARNING),
+    **dict.fromkeys(("training", "paused"), State.OK),
 }
+"""Colors of what is known; a job that is silent or sends no heartbeats has none."""
 _HEADS = (
     *("rank", "node", "step", "age", "at", "process"),
     *("step time", "own work", "wait", "factor", "overdue"),
@@ -66,7 +68,7 @@ def job_lines(name: str, parts: Sequence[Part], paint: Paint) -> Iterator[str]:
     """
     found = whole(parts)
     lost = found.loss == "not finite"
-    level = State.CRITICAL if lost else _STATES.get(found.state, State.OK)
+    level = State.CRITICAL if lost else _STATES.get(found.state)
     says = found.state
     pauses = [job["stall"] for _, job in parts if job["state"] == "paused" and job["stall"]]
     if says == "paused" and pauses:

@@ -19,9 +19,11 @@ class Paint:
     def __init__(self, *, color: bool) -> None:
         self._color = color
 
-    def __call__(self, state: State, text: str) -> str:
-        """Return `text` in the color of a state."""
-        return f"\x1b[1;{COLORS[state]}m{text}\x1b[0m" if self._color else text
+    def __call__(self, state: State | None, text: str) -> str:
+        """Return `text` in the color of a state; None has no color."""
+        if state is None or not self._color:
+            return text
+        return f"\x1b[1;{COLORS[state]}m{text}\x1b[0m"
 
 
 def colored() -> bool:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 from dshealthd.findings.finding import ORDER, SCHEMA, State
 from dshealthd.http.client import Client
 from dshealthd.http.exchange import Unreachable
+from dshealthd.status.progress import Progress
 
+HERE = "this node"
+"""The node of the command, until its agent says its name."""
 AT_ONCE = 32
 """Maximum concurrent queries; each takes a thread, which mostly waits."""
+PATIENCE = 1.0
+"""Seconds from one look at what is waited for to the next, if no answer comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class AgentAnswer:
 
     def report(self) -> dict[str, Any]:
         """Return an agent's answer for `--json`."""
-        keys = ("version", "time", "findings", "watched", "jobs", "probe")
+        keys = ("version", "time", "ready", "findings", "watched", "jobs", "probe", "left_out")
         return {
             "node": self.name,
             "url": self.url,
@@ -59,8 +63,20 @@ def query_agents(
 
     A text stands for an agent that cannot be queried, and says why.
     """
-    with ThreadPoolExecutor(min(AT_ONCE, max(1, len(clients)))) as pool:
-        return list(pool.map(functools.partial(_one, get), clients))
+    progress = Progress("nodes")
+    pool = ThreadPoolExecutor(min(AT_ONCE, max(1, len(clients))))
+    try:
+        queries = {pool.submit(_one, get, entry): entry[0] for entry in clients}
+        waiting = {*queries}
+        while waiting:
+            _, waiting = wait(waiting, PATIENCE, FIRST_COMPLETED)
+            late = [name for one, name in queries.items() if one in waiting]
+            if late:
+                progress(len(queries) - len(late), len(queries), late)
+    finally:
+        progress.close()
+        pool.shutdown(wait=False, cancel_futures=True)  # whoever interrupts waits for no node
+    return [each.result() for each in queries]
 
 
 def _one(
@@ -72,7 +88,9 @@ def _one(
     try:
         document = get(client)
     except Unreachable as error:
-        return AgentAnswer(name, client.url, problem=str(error))
+        gone = name == HERE and isinstance(error.__cause__, ConnectionRefusedError)
+        first_step = " (does the agent run? `systemctl status dshealthd`)" * gone
+        return AgentAnswer(name, client.url, problem=f"{error}{first_step}")
     return AgentAnswer(document["node"] or name, client.url, document)
 
 

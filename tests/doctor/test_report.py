@@ -83,6 +83,27 @@ def test_text_has_the_worst_first_and_no_control_characters() -> None:
     assert "well" in "\n".join(text(report(OK), Paint(color=False), verbose=True))
 
 
+def test_what_several_checks_say_is_said_once() -> None:
+    """A cause in common, such as an agent that has just started, is one entry that names the
+    checks; a different part or text is one of its own.
+    """
+    checks = [
+        Examined("gpu-lost" if number else "disk-full", f"check-{number}", "", (result,), 0.5)
+        for number, result in enumerate((UNKNOWN, UNKNOWN, CRITICAL, UNKNOWN, WARNING))
+    ]
+    made = Report((NodeReport("node-1", tuple(checks), source="agent"),), 1000.0, 1.5)
+    shown = list(text(made, Paint(color=False), verbose=False))
+    start = shown.index("  UNKNOWN   3 checks: the log may not be read")
+    assert shown[start + 1] == "            Checks: check-0, check-1, check-3"
+    assert shown[start + 2].startswith("  WARNING   check-4: ")
+    assert shown[0] == "node-1  CRITICAL  0 of 5 checks OK"
+    assert sum("Runbook" in line for line in shown) == 2
+    same = Report((NodeReport("node-1", tuple(checks[1:4:2])),), 1000.0, 1.5)
+    assert "Runbook: dshealthd doctor --runbook gpu-lost" in "\n".join(
+        text(same, Paint(color=False), verbose=False)
+    )
+
+
 @pytest.mark.parametrize(("source", "end"), [("", ""), ("agent", ""), ("by hand", "; by hand")])
 def test_headline_says_how_a_node_was_read(source: str, end: str) -> None:
     """The headline ends with the way in which a node was examined, if that is unusual."""
@@ -147,6 +168,7 @@ def test_bad_usage_is_unknown_and_not_critical(capsys: pytest.CaptureFixture[str
         (["--hosts", "-oProxyCommand=x"], "--hosts"),
         (["--hosts=-oProxyCommand=x"], "not a valid node name"),
         (["--hosts", "slurm"], "SLURM_JOB_NODELIST"),
+        (["--hosts", ""], "--hosts: "),
         (["--for", "nagios"], "invalid choice: 'nagios'"),
     ):
         try:

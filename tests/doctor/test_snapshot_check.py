@@ -105,6 +105,9 @@ def test_findings_of_an_agent(check: SnapshotCheck) -> None:
     shown = finding(slug=check.slug, alert=f"{prefix}Something")
     starting = dataclasses.replace(context, document={**context.document, "ready": False})
     assert outcomes(check, starting) == ["unknown"]
+    unread = [{**one, "state": "pending"} for one in context.collectors.values()]
+    starting = dataclasses.replace(context, document={**starting.document, "collectors": unread})
+    assert outcomes(check, starting) == ["unknown"]
     others = [finding(), finding(slug=check.slug, alert=f"{prefix}Else", severity="unknown")]
     document = {**context.document, "findings": [shown, *others]}
     (found,) = results(check, dataclasses.replace(context, document=document))

@@ -10,7 +10,7 @@ import pytest
 
 from dshealthd.doctor.status_document import DEADLINE, _hurried, status_document
 from dshealthd.http.client import Access
-from tests.doctor.looks import look
+from tests.doctor.looks import look, named, outcomes, results
 
 HUNG = """
 import socket, time
@@ -35,8 +35,21 @@ def test_an_agent_that_hangs() -> None:
             agent.kill()
     assert document["source"].startswith("collected without an agent: ")
     assert "does not answer within 1.5 s" in document["source"]
+    context = dataclasses.replace(look(), config=config, document=document)
+    (found,) = results(named("agent"), context)
+    assert found.outcome.value == "unknown"
+    assert "does not answer within 1.5 s" in found.text
     (nothing,) = document["findings"]  # the configuration has no collectors
     assert (nothing["severity"], nothing["detail"]) == ("unknown", "no collector runs")
+
+
+def test_no_agent() -> None:
+    """Where none listens, what only an agent knows does not apply."""
+    web = dataclasses.replace(look().config.web, listen_address="127.0.0.1:1")
+    config = dataclasses.replace(look().config, web=web)
+    document = status_document(config, Access())
+    context = dataclasses.replace(look(), config=config, document=document)
+    assert outcomes(named("agent"), context) == ["ok"]
 
 
 def test_sources_have_little_time() -> None:

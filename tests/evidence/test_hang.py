@@ -109,8 +109,7 @@ def test_evidence_by_hand_names_the_rank_that_has_not_entered(tmp_path: Path) ->
         assert run.process.poll() is None
     assert done.returncode == 0, done.stderr
     assert (
-        "agent unreachable: http://127.0.0.1:1 does not answer: [Errno 111] Connection refused"
-        in done.stderr
+        "agent unreachable: http://127.0.0.1:1 does not answer: Connection refused" in done.stderr
     )
     assert re.search(
         (

@@ -170,10 +170,13 @@ def test_old_answers_are_gray(browser: Browser, alone: RunningAgent) -> None:
         states={"ok": 1, "out of date": 1},
         nodes=[{"name": "n1", "leaf": "", "state": "ok", "time": now}, old],
         jobs=[job("bert", state="out of date", loss="unknown", step=None, step_highest=None)],
+        left_out=[{"part": "n1, job gpt", "reason": "ValueError: odd"}],
     )
     page = opened(browser, alone, answer)
     page.wait_for_selector(".verdict.quiet")
     assert "1 not asked lately" in page.inner_text(".verdict")
+    left_out = page.inner_text("section[aria-label='Left out']")
+    assert "n1, job gpt: ValueError: odd" in left_out
     assert "n2" in page.inner_text(".squares li:last-child a")
     titles = [found.get_attribute("title") for found in page.locator(".squares a").all()]
     assert titles == ["n1: healthy", "n2: critical 9 min ago, not asked since"]
@@ -181,6 +184,17 @@ def test_old_answers_are_gray(browser: Browser, alone: RunningAgent) -> None:
     row = page.inner_text("section[aria-label='Jobs'] tbody tr")
     assert "out of date" in row
     assert page.locator("tbody .good, tbody .bad").count() == 0
+    page.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+def test_fleet_that_is_well(browser: Browser, alone: RunningAgent) -> None:
+    """It is said once, and nothing was left out."""
+    nodes = [{"name": "n1", "leaf": "", "state": "ok", "time": time.time()}]
+    page = opened(browser, alone, document(states={"ok": 1}, nodes=nodes, left_out=[]))
+    page.wait_for_selector(".verdict.good")
+    assert page.inner_text(".verdict h2").endswith("All nodes healthy")
+    assert page.locator("section[aria-label='Left out']").count() == 0
     page.close()
 
 

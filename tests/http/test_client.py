@@ -135,13 +135,57 @@ def test_how_long_an_agent_is_waited_for(
 
 @pytest.mark.parametrize(("status", "says"), [
     ("401 Unauthorized", "401 Unauthorized (--user and --password-file)"),
-    ("503 Service Unavailable", "503 Service Unavailable"),
+    ("503 Service Unavailable", "503 Service Unavailable (no probes are configured)"),
 ])  # fmt: skip
 def test_what_to_do_about_a_refusal(status: str, says: str) -> None:
-    """Credentials are asked for where the agent wants some, and nowhere else."""
-    with serving(saying("no", status)) as port, pytest.raises(Rejected) as caught:
+    """Credentials are asked for where the agent wants some, and nowhere else, where the agent's own
+    words tell.
+    """
+    with (
+        serving(saying("no probes are configured\n", status)) as port,
+        pytest.raises(Rejected) as caught,
+    ):
         local(configured(port), Access()).status()
     assert str(caught.value).endswith(says)
+
+
+@pytest.mark.parametrize("text", ["<html>503 Service Unavailable</html>", "Not Found\n", ""])
+def test_refusal_without_words_of_its_own(text: str) -> None:
+    """A proxy's page, or the status again, adds nothing."""
+    with serving(saying(text, "404 Not Found")) as port, pytest.raises(Rejected) as caught:
+        local(configured(port), Access()).status()
+    assert str(caught.value).endswith(": 404 Not Found")
+
+
+def test_password_that_is_refused(tmp_path: Path) -> None:
+    """Whoever has sent one is not told to send one; a password alone is sent to nobody."""
+    password = tmp_path / "password"
+    password.write_text("secret\n", encoding="utf-8")
+    access = Access(user="ops", password_file=password)
+    with serving(saying("no", "401 Unauthorized")) as port:
+        with pytest.raises(Rejected, match=r"401 Unauthorized \(the user or the password is wrong"):
+            local(configured(port), access).status()
+        with pytest.raises(Unreachable, match=f"the password in {password} needs a user name"):
+            local(configured(port), Access(password_file=password))
+
+
+def test_web_configuration_that_only_the_agent_may_read(
+    access: Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user who has a password can query the agent of a node, whose installed configuration names
+    that file; with TLS, the user says so.
+    """
+
+    def read(path: Path, *_limit: int) -> bytes:
+        if path == tmp_path / "web.yml":
+            raise PermissionError(13, "Permission denied", str(path))
+        return path.read_bytes()
+
+    monkeypatch.setattr(client, "read_named", read)
+    with serving(saying(json.dumps(document()))) as port:
+        loaded = configured(port)
+        loaded = replace(loaded, web=replace(loaded.web, config_file=tmp_path / "web.yml"))
+        assert local(loaded, access).status()["node"] == "n1"
 
 
 def test_an_agent_that_does_not_accept() -> None:
@@ -281,7 +325,7 @@ def test_where_another_nodes_agent_is(node: str, host: str, port: int) -> None:
 ])  # fmt: skip
 def test_what_is_no_node(node: str) -> None:
     """Nothing is asked of it."""
-    with pytest.raises(ValueError, match=r"not a node|Port|port"):
+    with pytest.raises(ValueError, match=r"^.* is not a node: give NODE, NODE:PORT or "):
         remote(configured(10061), node, Access())
 
 

@@ -113,7 +113,7 @@ def test_sizes(
     sizes: str | None, repetitions: int | None, steps: tuple[tuple[int, int], ...]
 ) -> None:
     """By default small ones twenty times, large ones five."""
-    assert parse_steps(sizes, repetitions, "") == steps
+    assert parse_steps(sizes, repetitions) == steps
 
 
 def config(agent: Agent, hostfile_name: str = "") -> Config:

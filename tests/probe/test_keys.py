@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd.cli import main as cli
+from dshealthd.probe.cli import keys as command
 from dshealthd.probe.peers.key_file import parse_keys
 
 
@@ -37,6 +38,21 @@ def test_new(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other.key"
     keys("new", other)
     assert held(other) != (key,)
+
+
+def test_which_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configured one, but for the name of a credential of the agent's unit: a file of that name
+    in the working directory is no agent's.
+    """
+    usual = tmp_path / "usual.key"
+    monkeypatch.setattr(command, "DEFAULT", usual)
+    monkeypatch.chdir(tmp_path)
+    for configured, made in ((str(tmp_path / "own.key"), "own.key"), ("probe.key", "usual.key")):
+        file = tmp_path / "c.toml"
+        file.write_text(f"[probe.peer]\nkey_file = '{configured}'\n", encoding="utf-8")
+        assert cli.main(["keys", "new", "--config.file", str(file)]) == 0
+        assert (tmp_path / made).exists()
+    assert not (tmp_path / "probe.key").exists()
 
 
 def test_new_replaces_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bcrypt
@@ -22,6 +25,7 @@ from dshealthd.core.snapshot import Snapshot
 from dshealthd.http import client
 from dshealthd.http.client import Client
 from dshealthd.http.exchange import Request
+from dshealthd.status import query
 from dshealthd.status.query import query_agents
 from tests.http import impostors
 from tests.status.nodes import HEALTHY, HUNG, run, snapshot
@@ -232,6 +236,45 @@ def test_password_and_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert "401 Unauthorized (--user and --password-file)" in capsys.readouterr().out
         assert run("status", address, "--tls", *known) == 3
         assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().out
+        assert run("status", address) == 3
+        assert "without response (it may serve TLS only)\n" in capsys.readouterr().out
+    with serving(snapshot(*HEALTHY)) as served:
+        assert run("status", f"127.0.0.1:{served.port}", "--tls") == 3
+        assert "does not answer: it does not speak TLS\n" in capsys.readouterr().out
+
+
+def test_what_is_waited_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that are down each take their deadline: meanwhile those that have yet to answer are
+    named, which no name may abuse to move the cursor of a terminal; answers keep their order.
+    """
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(query, "PATIENCE", 0.01)
+    asked = threading.Event()
+
+    def get(client: Any) -> dict[str, Any]:
+        if client.slow:
+            assert asked.wait(60)
+        return {"node": ""}
+
+    names = ["slow\x1b[2J", "fast", "faster"]
+    clients: Any = [(name, SimpleNamespace(url="", slow="slow" in name)) for name in names]
+    threading.Timer(0.5, asked.set).start()
+    assert [answer.name for answer in query.query_agents(clients, get)] == names
+    assert "2/3 nodes, waiting for slow\\u001b[2J" in shown.getvalue()
+    assert shown.getvalue().endswith("\r\x1b[K")
+
+
+def test_agent_that_does_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """The reason is in words; the first step is for the agent of this node alone."""
+    for command in ("status", "jobs", "history"):
+        assert run(command, "--web.listen-address", "127.0.0.1:1") == 3
+        said = capsys.readouterr().out
+        end = "does not answer: Connection refused"
+        assert f"{end} (does the agent run? `systemctl status dshealthd`)\n" in said
+        assert run(command, "127.0.0.1:1") == 3
+        assert f"{end}\n" in capsys.readouterr().out
 
 
 def test_members(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ def test_since(port: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert "GPU 3" not in printed
     assert "GPU 7" in printed
     assert run(f"127.0.0.1:{port}", "--since", "a week") == 3
-    assert "--since: 'a week' is" in capsys.readouterr().err
+    assert 'command line: --since: "a week" is' in capsys.readouterr().err
 
 
 def test_json_and_a_node_that_does_not_answer(

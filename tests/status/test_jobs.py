@@ -21,6 +21,9 @@ from dshealthd.collectors.nvlink import UP as LINK_UP
 from dshealthd.collectors.training import HEARD, PHASE, STEP
 from dshealthd.core.collector import Sample
 from dshealthd.findings.idleness import IDLE
+from dshealthd.status.jobs import job_lines
+from dshealthd.status.paint import Paint
+from dshealthd.status.query import AgentAnswer
 from tests.http import impostors
 from tests.singular import ONE_OF_MANY
 from tests.status.nodes import HUNG, JOB, run
@@ -267,7 +270,21 @@ def test_what_an_agent_left_out_is_told(capsys: pytest.CaptureFixture[str]) -> N
         answer = impostors.saying(json.dumps(document(left_out=lacking)))
         with impostors.serving(answer) as port:
             assert run(command, f"127.0.0.1:{port}") == code
-        assert r"job \u001b[2J: ValueError: odd" in capsys.readouterr().out
+            assert r"job \u001b[2J: ValueError: odd" in capsys.readouterr().out
+            assert run(command, f"127.0.0.1:{port}", "--json") == code
+        (node,) = json.loads(capsys.readouterr().out)["nodes"]
+        assert (node["left_out"], node["ready"]) == (lacking, True)
+
+
+@pytest.mark.parametrize(("state", "color"), [
+    ("training", "\x1b[1;32m"), ("paused", "\x1b[1;32m"), ("stalled", "\x1b[1;33m"),
+    ("hung", "\x1b[1;31m"), ("silent", ""), ("no heartbeats", ""), ("of a later release", ""),
+])  # fmt: skip
+def test_what_is_unknown_is_not_green(state: str, color: str) -> None:
+    """A job of which nothing is heard has no color, as on the page."""
+    answer = AgentAnswer("n1", document={"time": 1000.0})
+    (line, *_) = job_lines("run-1", [(answer, job(state=state))], Paint(color=True))
+    assert line.startswith(f"run-1  {color}{state}")
 
 
 def test_what_ranks_without_heartbeats_do_is_unknown(shown: Callable[..., str]) -> None:

@@ -84,6 +84,14 @@ def test_a_job_that_no_rank_is_heard_of(browser: Browser) -> None:
         assert re.search(r"no step for \d+ min, judged from 2 h on", visit.panel("Jobs"))
 
 
+def test_what_was_left_out_is_told(browser: Browser) -> None:
+    """Where the jobs could not be shown, the page does not look as if there were none."""
+    with shown(browser, snapshot(), jobs=[float("inf")]) as visit:
+        assert "jobs: ValueError: " in visit.panel("Left out")
+    with shown(browser, snapshot()) as visit:
+        assert visit.page.locator("section[aria-label='Left out']").count() == 0
+
+
 def test_a_listener_whose_parent_ended_is_detached(browser: Browser) -> None:
     """A listener without its parent is called detached, as torchrun with nohup is, and no orphan.
     The page stays green: by itself that is no fault.

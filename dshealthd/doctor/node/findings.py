@@ -133,11 +133,23 @@ def _of_environment(
     return found
 
 
+def _broken_configuration(context: NodeContext) -> Iterator[Result]:
+    """Yield the errors of the installed file, unless the agent has found it refused already."""
+    if not any(one.part == "configuration" for one in context.findings["findings"]):
+        for error in context.broken:
+            yield warning(
+                f"the agent does not start with {error}",
+                remedy="correct the file until `dshealthd check-config` accepts it",
+                component="configuration",
+            )
+
+
 CHECKS = (
     snapshot_check(
         "collector-failing",
         "agent",
         "No worker of the agent is stuck, and it runs with its current files",
+        problems=_broken_configuration,
     ),
     snapshot_check("maintenance", "maintenance", "This node is not in maintenance"),
     snapshot_check(

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dshealthd.core import documents
-from dshealthd.core.options import ConfigError
+from dshealthd.core.options import COMMAND_LINE, ConfigError
 from dshealthd.core.text import print_lines
 from dshealthd.probe.cli import report
 from dshealthd.probe.cli.local import local, show_local
@@ -47,19 +47,19 @@ def probe(
     """Run collectives, print their timings and return the status, as in `report.EXIT`.
     Raises ConfigError.
     """
-    source = str(file) if file is not None else "command line"
-    steps = parse_steps(size, repetitions, source)
+    source = str(file) if file is not None else COMMAND_LINE
+    steps = parse_steps(size, repetitions)
     if hostfile is None and kind in {None, "local"}:
         document = asyncio.run(local(loaded, steps, _say))
         text = show_local
     elif hostfile is None and not loaded.section(ProbeOptions).members.sources:
         raise ConfigError(
-            source, [f"--kind: {kind} needs a hostfile, or members in the configuration"]
+            COMMAND_LINE, [f"--kind: {kind} needs a hostfile, or members in the configuration"]
         )
     else:
         if kind == "local":
             raise ConfigError(
-                source, ["--kind: local probes this machine alone; leave out the hostfile"]
+                COMMAND_LINE, ["--kind: local probes this machine alone; leave out the hostfile"]
             )
         document = asyncio.run(
             probe_pairs(loaded, source, hostfile, RoundKind(kind or "pair"), steps, _say)
@@ -73,9 +73,7 @@ def _say(text: str) -> None:
     print_lines(text, error=True)
 
 
-def parse_steps(
-    sizes: str | None, repetitions: int | None, source: str
-) -> tuple[tuple[int, int], ...]:
+def parse_steps(sizes: str | None, repetitions: int | None) -> tuple[tuple[int, int], ...]:
     """Return the sizes in bytes and their repetitions from the flags; raises ConfigError."""
     found = []
     for text in sizes.split(",") if sizes is not None else map(str, SIZES):
@@ -83,14 +81,16 @@ def parse_steps(
         number = int(match[1]) * _UNITS[match[2]] if match else 0
         if not 1 <= number <= MAX_SIZE:
             raise ConfigError(
-                source,
+                COMMAND_LINE,
                 [f'--size: "{text}" is not a number of bytes up to 1G, such as 8, 32K or 64M'],
             )
         found.append(number)
     if len(found) > MAX_SIZES:
-        raise ConfigError(source, [f"--size: {len(found)} sizes; must be at most {MAX_SIZES}"])
+        raise ConfigError(
+            COMMAND_LINE, [f"--size: {len(found)} sizes; must be at most {MAX_SIZES}"]
+        )
     if repetitions is not None and not 1 <= repetitions <= MAX_REPETITIONS:
-        raise ConfigError(source, [f"--repetitions: must be from 1 to {MAX_REPETITIONS}"])
+        raise ConfigError(COMMAND_LINE, [f"--repetitions: must be from 1 to {MAX_REPETITIONS}"])
     return tuple(
         (number, repetitions or (REPETITIONS if number <= SMALL else FEW)) for number in found
     )

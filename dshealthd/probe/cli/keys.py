@@ -39,11 +39,16 @@ class KeysError(Exception):
 
 def keys(loaded: Config, action: str, file: str | None) -> int:
     """Make, rotate or show the key file; on failure, print why and return 1."""
-    path = Path(file) if file is not None else loaded.section(ProbeOptions).peer.key_file or DEFAULT
+    configured = loaded.section(ProbeOptions).peer.key_file or DEFAULT
+    if "/" not in str(configured):  # systemd's credential, which it loads from the usual place
+        configured = DEFAULT
+    path = Path(file) if file is not None else configured
     try:
         {"new": new, "rotate": rotate, "show": show}[action](path)
     except (KeysError, CredentialError, OSError, ValueError, ArithmeticError) as error:
         detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        if isinstance(error, FileNotFoundError) and action != "new":
+            detail += "; `dshealthd keys new` makes it, --file names another"
         print_lines(f"dshealthd keys {action}: {path}: {detail}", error=True)
         return 1
     return 0

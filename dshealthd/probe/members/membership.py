@@ -88,7 +88,7 @@ def load(
     """
     if len(options.sources) != 1:
         count = "only one" if options.sources else "one"
-        raise MembershipError([f"members: set {count} of hostfile, nodes, dns, slurm"])
+        raise MembershipError([f"probe.members: set {count} of hostfile, nodes, dns, slurm"])
     errors: list[str] = []
     members: tuple[Member, ...] = ()
     switches: Mapping[str, list[str]] = {}
@@ -123,7 +123,7 @@ def _members(
         try:
             return tuple(map(Member, expand(options.slurm))), "slurm"
         except HostlistError as error:
-            raise MembershipError([f"slurm: {error}"]) from error
+            raise MembershipError([f"probe.members.slurm: {error}"]) from error
     return tuple(map(Member, _addresses(options.dns, resolve))), f"dns {options.dns}"
 
 
@@ -166,16 +166,16 @@ def parse_hostfile(text: str, place: str) -> tuple[Member, ...]:
 
 def parse_nodes(names: Iterable[str]) -> tuple[Member, ...]:
     """Return the members of a list; MembershipError for an invalid or duplicate name."""
-    errors: list[str] = []
+    key, errors = "probe.members.nodes", list[str]()
     seen: dict[str, None] = {}
     for position, name in enumerate(names, 1):
         if not is_name(name):
-            errors.append(f"nodes: entry {position}, {quote(name)}, is not a valid node name")
+            errors.append(f"{key}: entry {position}, {quote(name)}, is not a valid node name")
         elif name in seen:
-            errors.append(f"nodes: entry {position}, {quote(name)}, is a duplicate")
+            errors.append(f"{key}: entry {position}, {quote(name)}, is a duplicate")
         seen[name] = None
     if len(seen) > MAX_NAMES:
-        errors.append(f"nodes: has {len(seen)} entries; the maximum is {MAX_NAMES}")
+        errors.append(f"{key}: has {len(seen)} entries; the maximum is {MAX_NAMES}")
     if errors:
         raise MembershipError(errors)
     return tuple(map(Member, seen))
@@ -192,7 +192,9 @@ def _addresses(name: str, resolve: Callable[..., Iterable[tuple[Any, ...]]]) -> 
         OSError,
         UnicodeError,
     ) as error:  # UnicodeError: from the IDNA codec, for an empty or overlong label
-        raise MembershipError([f"dns: {quote(name)} cannot be resolved: {error}"]) from error
+        raise MembershipError(
+            [f"probe.members.dns: {quote(name)} cannot be resolved: {error}"]
+        ) from error
     found = [
         ipaddress.ip_address(answer[4][0])
         for answer in answers
@@ -207,7 +209,7 @@ def _addresses(name: str, resolve: Callable[..., Iterable[tuple[Any, ...]]]) -> 
     ]
     chosen = [address for address in usable if isinstance(address, ipaddress.IPv4Address)] or usable
     if not chosen:
-        raise MembershipError([f"dns: {quote(name)} has no address"])
+        raise MembershipError([f"probe.members.dns: {quote(name)} has no address"])
     return tuple(dict.fromkeys(str(address) for address in chosen))
 
 

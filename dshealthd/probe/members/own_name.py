@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _DISCARD = 9
 """A port to connect to, of RFC 863; any would do."""
+KEY = "probe.members.name"
 
 
 def is_local(address: str) -> bool:
@@ -50,7 +51,7 @@ def own_name(
     if name:
         if name in names:
             return name
-        raise MembershipError([f"name: {quote(name)} is not one of the {len(names)} members"])
+        raise MembershipError([f"{KEY}: {quote(name)} is not one of the {len(names)} members"])
     if hostname in names:
         return hostname
     called = [member for member in names if _same_host(member, hostname)]
@@ -60,12 +61,12 @@ def own_name(
     if found:
         several = ", ".join(map(quote, sorted(found)[:3]))
         message = (
-            f"name: this node matches more than one member ({several}); set name to the right one"
+            f"{KEY}: this node matches more than one member ({several}); set it to the right one"
         )
         raise MembershipError([message])
     message = (
-        f"name: host {quote(hostname)} matches none of the {len(names)} members by name "
-        "or address; set name to the right one"
+        f"{KEY}: host {quote(hostname)} matches none of the {len(names)} members by name "
+        "or address; set it to the right one"
     )
     raise MembershipError([message])
 

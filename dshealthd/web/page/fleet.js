@@ -2,7 +2,7 @@
 
 import { h, patch } from "./elements.js";
 import { clock, count, duration, known, plural, unknown, words, zone } from "./numbers.js";
-import { LEVELS, MARKS, mark, strip, table } from "./pieces.js";
+import { LEVELS, MARKS, leftOut, mark, strip, table } from "./pieces.js";
 import { poll } from "./poll.js";
 
 const LISTED = 50; // nodes with problems that are listed by name
@@ -56,7 +56,7 @@ function summary(fleet) {
   return h(
     "section",
     { class: `verdict ${worst}`, "aria-label": "Summary" },
-    h("h2", {}, mark(worst), parts.length ? parts.join(", ") : "All nodes healthy", h("span", { class: "quiet" }, `  of ${plural(fleet.members, "node")}`)),
+    h("h2", {}, mark(worst), parts.length ? [parts.join(", "), h("span", { class: "quiet" }, `  of ${plural(fleet.members, "node")}`)] : "All nodes healthy"),
     troubled.length
       ? h(
           "ul",
@@ -179,7 +179,7 @@ function hours({ nodes, members, time }) {
   );
 }
 
-function jobs(found, leftOut) {
+function jobs(found, more) {
   const rows = found.map((job) => {
     const bad = job.state === "hung" || job.state === "failed" || job.loss === "not finite";
     const apart = known(job.step) && known(job.step_highest) && job.step_highest !== job.step ? `\u2013${count(job.step_highest)}` : "";
@@ -200,11 +200,11 @@ function jobs(found, leftOut) {
   return h(
     "section",
     { class: "panel wide", "aria-label": "Jobs" },
-    h("h2", {}, h("span", {}, "Jobs"), h("span", { class: "about" }, plural(found.length + leftOut, "training job"))),
+    h("h2", {}, h("span", {}, "Jobs"), h("span", { class: "about" }, plural(found.length + more, "training job"))),
     rows.length
       ? h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Table of jobs" }, table(["job", "state", "culprit or slow rank", "#ranks", "#nodes", "#step", "#steps per minute"], rows))
       : h("p", { class: "quiet" }, "no training jobs"),
-    leftOut ? h("p", { class: "quiet" }, `and ${leftOut} more, none of which hangs or failed`) : null,
+    more ? h("p", { class: "quiet" }, `and ${more} more, none of which hangs or failed`) : null,
   );
 }
 
@@ -220,7 +220,7 @@ function render(fleet, answered) {
       h("span", { class: "live" }, h("span", { class: "beat" }), `${fleet.asking ? "querying, " : ""}updated `, clock(new Date(answered)), h("span", { class: "unit" }, ` ${zone()}`)),
     ),
   );
-  patch(document.getElementById("page"), h("main", { id: "page" }, summary(fleet), squares(fleet), hours(fleet), jobs(fleet.jobs, fleet.jobs_left_out)));
+  patch(document.getElementById("page"), h("main", { id: "page" }, summary(fleet), squares(fleet), hours(fleet), jobs(fleet.jobs, fleet.jobs_left_out), leftOut(fleet.left_out || [])));
 }
 
 patch(document.getElementById("page"), h("main", { id: "page" }, h("p", { class: "quiet" }, "asking all nodes")));

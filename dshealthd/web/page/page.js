@@ -7,6 +7,7 @@ import { collectors, host, kernelLog } from "./host.js";
 import { jobs } from "./jobs.js";
 import { clock, duration, zone } from "./numbers.js";
 import { disks, files, infiniband, memory, network, sockets } from "./panels.js";
+import { leftOut } from "./pieces.js";
 import { poll } from "./poll.js";
 import { probes } from "./probes.js";
 import { Status } from "./status.js";
@@ -57,6 +58,7 @@ function render(last, answered, lost) {
         disks(status),
         network(status),
         host(status),
+        leftOut(last.left_out || []),
       ),
       collectors(status),
       absences(status),

@@ -76,6 +76,17 @@ export function panel(status, title, about, collectors, content) {
   );
 }
 
+// What the document lacks because it could not be built; nothing follows from its absence.
+export const leftOut = (parts) =>
+  parts.length
+    ? h(
+        "section",
+        { class: "panel wide", "aria-label": "Left out" },
+        h("h2", {}, h("span", {}, "Left out")),
+        parts.map(({ part, reason }) => h("p", { class: "fault" }, `${part}: ${reason}`)),
+      )
+    : null;
+
 export const flow = (sends, receives) =>
   [
     ["\u2191", "sends ", sends],

@@ -12,9 +12,10 @@ from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.own_name import is_local, own_name
 from tests.netns import network_namespace
 
-NONE = "by name or address; set name to the right one"
-TWO = "name: this node matches more than one member"
-WHICH = "set name to the right one"
+NONE = "by name or address; set it to the right one"
+KEY = "probe.members.name:"
+TWO = f"{KEY} this node matches more than one member"
+WHICH = "set it to the right one"
 
 
 def among(addresses: Iterable[str]) -> Callable[[str], bool]:
@@ -51,19 +52,19 @@ def test_own_name(
 @pytest.mark.parametrize(
     ("names", "hostname", "addresses", "name", "reason"),
     [
-        (["a", "b"], "a", [], "c", 'name: "c" is not one of the 2 members'),
+        (["a", "b"], "a", [], "c", f'{KEY} "c" is not one of the 2 members'),
         (
             ["worker-1", "worker-2"],
             "ip-10-0-0-2",
             ["10.0.0.2"],
             "",
-            f'name: host "ip-10-0-0-2" matches none of the 2 members {NONE}',
+            f'{KEY} host "ip-10-0-0-2" matches none of the 2 members {NONE}',
         ),
         (["gpu1.a", "gpu1.b"], "gpu1", [], "", f'{TWO} ("gpu1.a", "gpu1.b"); {WHICH}'),
         (["10.0.0.1", "fd00::1"], "x", ["10.0.0.1", "fd00::1"], "", (f'{TWO} ("10.0.0.1", '
                                                                      f'"fd00::1"); {WHICH}')),
-        (["gpu1.a"], "gpu1.b", [], "", f'name: host "gpu1.b" matches none of the 1 members {NONE}'),
-        (["10.0.0.1"], "10", [], "", f'name: host "10" matches none of the 1 members {NONE}'),
+        (["gpu1.a"], "gpu1.b", [], "", f'{KEY} host "gpu1.b" matches none of the 1 members {NONE}'),
+        (["10.0.0.1"], "10", [], "", f'{KEY} host "10" matches none of the 1 members {NONE}'),
     ],
 )  # fmt: skip
 def test_no_member(

@@ -124,12 +124,14 @@ def test_dns_that_does_not_answer() -> None:
     options = MembershipOptions(dns="probes.example.org")
     with pytest.raises(
         MembershipError,
-        match=r'^dns: "probes.example.org" cannot be resolved: \[Errno -3\] Temporary failure',
+        match=r'^probe.members.dns: "probes.example.org" cannot be resolved: \[Errno -3',
     ):
         load(options, fail)
-    with pytest.raises(MembershipError, match=r'^dns: "probes.example.org" has no address$'):
+    with pytest.raises(
+        MembershipError, match=r'^probe.members.dns: "probes.example.org" has no address$'
+    ):
         load(options, answers())
-    with pytest.raises(MembershipError, match=r'^dns: "a..b" cannot be resolved: '):
+    with pytest.raises(MembershipError, match=r'^probe.members.dns: "a..b" cannot be resolved: '):
         load(MembershipOptions(dns="a..b"))
 
 
@@ -183,9 +185,9 @@ def test_bad_list() -> None:
     with pytest.raises(MembershipError) as error:
         parse_nodes(("a", "a b", "a", ""))
     assert error.value.errors == (
-        'nodes: entry 2, "a b", is not a valid node name',
-        'nodes: entry 3, "a", is a duplicate',
-        'nodes: entry 4, "", is not a valid node name',
+        'probe.members.nodes: entry 2, "a b", is not a valid node name',
+        'probe.members.nodes: entry 3, "a", is a duplicate',
+        'probe.members.nodes: entry 4, "", is not a valid node name',
     )
 
 
