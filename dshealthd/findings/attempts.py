@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from dshealthd.core import schema
 from dshealthd.core.collector import gauge
 from dshealthd.findings.entry import Entry
-from dshealthd.findings.jobs import ENDS
 from dshealthd.findings.record import current_boot
 from dshealthd.jobs.environment import RENDEZVOUS, digest, natural, scheduler_job
 from dshealthd.jobs.goodput import Card, Goodput, Slowest, quantiles
 from dshealthd.jobs.hangs.classes import HangClass
-from dshealthd.jobs.hangs.exits import ExitKind
+from dshealthd.jobs.hangs.exits import FAILURES, ExitKind
 from dshealthd.jobs.shares import share_places
 
 if TYPE_CHECKING:
@@ -313,11 +312,11 @@ def _why(attempt: Attempt) -> tuple[str, str, str]:
     if attempt.hang is not None:
         part, says = attempt.hang
         return "hung", part, f"hung: {says}"
-    failed = [member for member in ends if member.how in ENDS]
+    failed = [member for member in ends if member.how in FAILURES]
     if failed:
         first = min(failed, key=lambda member: member.at)
         how = first.how or ExitKind.UNKNOWN
-        return str(how), f"rank {first.rank}", f"rank {first.rank} {ENDS[how]}"
+        return str(how), f"rank {first.rank}", f"rank {first.rank} {FAILURES[how]}"
     if len(ends) < len(members):
         return "unknown", "", "its heartbeats ended"
     if all(member.how is ExitKind.ENDED for member in ends):
@@ -349,7 +348,7 @@ def _card(attempt: Attempt) -> Card:
         attempt.user,
         attempt.world_size,
         first_step=min((one.began for one in accounts if one.began is not None), default=None),
-        failed=min((m.at for m in members if m.how in ENDS), default=None),
+        failed=min((m.at for m in members if m.how in FAILURES), default=None),
         memory_peak_bytes=max((one.peak for one in accounts if one.peak), default=None),
         step_seconds=quantiles(accounts),
         slowest=_slowest(attempt),

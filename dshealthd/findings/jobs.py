@@ -15,6 +15,7 @@ from dshealthd.findings.past import HOUR
 from dshealthd.findings.series import by, keyed, over, short_name, some
 from dshealthd.findings.settings import likely, ranks_named
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
+from dshealthd.jobs.hangs.exits import FAILURES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,12 +43,6 @@ GRACE = 30.0
 """The same where the kernel reports an OOM kill, as a node without memory notices it seconds later:
 launchers leave ranks at least that long before SIGKILL (torchrun, DeepSpeed, Slurm, Kubernetes).
 """
-ENDS = {
-    "failed": "ended with an error",
-    "killed": "was killed (SIGKILL)",
-    "crashed": "crashed (a signal such as SIGSEGV or SIGABRT)",
-}
-"""How a rank ended by a failure, in words."""
 
 
 def hangs(series: Series, _wall: float) -> Iterator[Sign]:
@@ -123,9 +118,9 @@ def ends(series: Series, wall: float) -> Iterator[Sign]:
     alone = len(here | ended.keys()) == 1
     for job, ranks in ended.items():
         at, labels = _first(ranks, GRACE if killed else AT_ONCE)
-        if (how := labels["how"]) not in ENDS:
+        if (how := labels["how"]) not in FAILURES:
             continue
-        said = ENDS[how]
+        said = FAILURES[how]
         if how == "killed" and killed:
             said = "was killed, and the kernel reports an OOM kill here"
         elif how == "crashed" and where and alone:

@@ -9,11 +9,11 @@ from dshealthd.core.collector import gauge
 from dshealthd.core.text import several
 from dshealthd.findings import launches
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.jobs import ENDS
 from dshealthd.findings.past import MINUTES_5
 from dshealthd.findings.series import by, of_gpus
 from dshealthd.findings.settings import likely
 from dshealthd.findings.work import work
+from dshealthd.jobs.hangs.exits import FAILURES
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ EXPORTED = (WAITING,)
 TROUBLES = {
     "stopped": "is stopped (SIGSTOP)",
     "blocked": "hangs in kernel I/O",
-    **ENDS,
+    **FAILURES,
     "ended": "has ended",
     "unknown": "has ended",
 }

@@ -19,7 +19,7 @@ from dshealthd.linux.process import exit_status
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from dshealthd.core.host import Host
 
@@ -53,6 +53,16 @@ class ExitKind(enum.StrEnum):
     CRASHED = "crashed"
     """Another signal ended it, such as a segmentation fault or an abort."""
     UNKNOWN = "unknown"
+
+
+FAILURES: Mapping[str, str] = {
+    ExitKind.FAILED: "ended with an error",
+    ExitKind.KILLED: "was killed (SIGKILL)",
+    ExitKind.CRASHED: "crashed (a signal such as SIGSEGV or SIGABRT)",
+}
+"""Ends that are failures, in words. A process that was asked to end is none, nor is one that nobody
+saw end: where the parent waits for it, as slurmstepd does, its status is gone at once.
+"""
 
 
 def how(status: int) -> ExitKind:
