@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from dshealthd.findings.series import Series
     from dshealthd.jobs.hangs.judge import Standstill
 
-NORM = gauge("dshealthd_job_median_gradient_norm", "Median of the ranks' norms.", "training_job")
+NORM = gauge(
+    "dshealthd_attempt_gradient_norm",
+    "Median of the ranks' norms.",
+    *("training_job", "attempt"),
+)
 """Derived here, for their past; not exported."""
 SEGFAULTS = {"nccl_segfault": "NCCL's library", "cuda_segfault": "CUDA's libraries"}
 """Events of the kernel log that say where a process crashed."""
@@ -176,21 +180,30 @@ def gradients(series: Series, _wall: float) -> Iterator[Sign]:
     # An infinite one is that of a step that is skipped.
     finite = (point for point in series("job_gradient_norm") if math.isfinite(point.value))
     norms = by(finite, "training_job", statistics.median)
-    series.add(NORM(norm, job) for job, norm in norms.items())
+    series.add(NORM(norm, job, attempt(series, job)) for job, norm in norms.items())
     limit, name = "gradient_norm_ratio", short_name(NORM)
-    least = by(series.lowest(name, NORM_SECONDS, full=True), "training_job")
+    least = keyed(series.lowest(name, NORM_SECONDS, full=True), "training_job", "attempt")
     lost = {labels["training_job"] for labels, _ in series("job_nonfinite_loss_step")}
     for labels, usual in series.usual(name, HOUR, series.limit(limit)):
-        job = labels["training_job"]
-        if usual > 0 and least.get(job, 0.0) > series.limit(limit) * usual and job not in lost:
+        job, number = labels["training_job"], labels["attempt"]
+        lowest = least.get((job, number), 0.0) if number == attempt(series, job) else 0.0
+        if usual > 0 and lowest > series.limit(limit) * usual and job not in lost:
             yield Sign(
                 "DshealthdGradientNormHigh",
                 job=job,
-                value=least[job],
+                value=lowest,
                 limit=series.limit(limit) * usual,
                 limit_source=limit_source(limit),
                 source="job_gradient_norm",
             )
+
+
+def attempt(series: Series, job: str) -> str:
+    """Return the number of a job's attempt, empty if unknown. What was usual in one is not in
+    another: an allocation may train one model after another, and a restart has other ranks.
+    """
+    number = series.value("job_attempts", training_job=job)
+    return "" if number is None else f"{number:.0f}"
 
 
 def skips(series: Series, _wall: float) -> Iterator[Sign]:
