@@ -15,10 +15,10 @@ from dshealthd.findings.past import HOUR
 from dshealthd.findings.series import by, keyed, over, short_name, some
 from dshealthd.findings.settings import likely, ranks_named
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
-from dshealthd.jobs.hangs.exits import FAILURES
+from dshealthd.jobs.hangs.exits import AT_ONCE, FAILURES, first_end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from dshealthd.findings.series import Series
     from dshealthd.jobs.hangs.judge import Standstill
@@ -39,13 +39,9 @@ BEFORE_END = 900.0
 """Seconds within which memory that ran out explains the end of a rank."""
 NORM_SECONDS = 900.0
 """Seconds for which the gradient norm must stay high: it spikes in healthy training, too."""
-AT_ONCE = 1.0
-"""Seconds within which the order of ends says little: a rank whose peer is killed fails within
-milliseconds, and an agent without a CPU notices either end late.
-"""
 GRACE = 30.0
-"""The same where the kernel reports an OOM kill, as a node without memory notices it seconds later:
-launchers leave ranks at least that long before SIGKILL (torchrun, DeepSpeed, Slurm, Kubernetes).
+"""`AT_ONCE` where the kernel reports an OOM kill: a node without memory notices it seconds later.
+Launchers leave ranks at least that long before SIGKILL (torchrun, DeepSpeed, Slurm, Kubernetes).
 """
 
 
@@ -121,7 +117,7 @@ def ends(series: Series, wall: float) -> Iterator[Sign]:
     here = {labels["training_job"] for labels, _ in ranks_before}
     alone = len(here | ended.keys()) == 1
     for job, ranks in ended.items():
-        at, labels = _first(ranks, GRACE if killed else AT_ONCE)
+        at, labels = first_end(ranks, itemgetter("how"), GRACE if killed else AT_ONCE)
         if (how := labels["how"]) not in FAILURES:
             continue
         said = FAILURES[how]
@@ -143,20 +139,6 @@ def ends(series: Series, wall: float) -> Iterator[Sign]:
         yield Sign(
             alert, f"a process crashed in {where}, by the kernel's log", job=job, source=events
         )
-
-
-def _first(
-    ended: Sequence[tuple[float, Mapping[str, str]]], at_once: float
-) -> tuple[float, Mapping[str, str]]:
-    """Return the end that the others follow from, as `dshealthd:job:rank_ended` has it: the first,
-    or, if that is an error, a SIGKILL less than `at_once` seconds later. Errors follow from it, and
-    not it from them.
-    """
-    at, labels = first = min(ended, key=itemgetter(0))
-    if labels["how"] != "failed":
-        return first
-    killed = [end for end in ended if end[1]["how"] == "killed" and end[0] < at + at_once]
-    return min(killed, key=itemgetter(0), default=first)
 
 
 def losses(series: Series, _wall: float) -> Iterator[Sign]:

@@ -161,6 +161,9 @@ def test_an_attempt_while_it_runs_and_afterwards(node: Node) -> None:
     ((ExitKind.TERMINATED, ExitKind.ENDED), "terminated", "stopped by a signal"),
     ((ExitKind.FAILED, ExitKind.TERMINATED), "failed", "rank 0 ended with an error"),
     ((ExitKind.CRASHED, ExitKind.KILLED), "crashed", "rank 0 crashed (a signal such"),
+    ((ExitKind.TERMINATED, ExitKind.FAILED), "terminated", "stopped by a signal"),
+    ((ExitKind.ENDED, ExitKind.FAILED), "failed", "rank 1 ended with an error"),
+    ((ExitKind.UNKNOWN, ExitKind.FAILED), "failed", "rank 1 ended with an error"),
     ((ExitKind.UNKNOWN, ExitKind.ENDED), "unknown", "nobody saw how"),
     ((None, ExitKind.ENDED), "unknown", "its heartbeats ended"),
 ])  # fmt: skip
@@ -181,6 +184,19 @@ def test_why_it_ended(
     assert run["reason"] == reason
     assert says in run["says"]
     assert run["end"] is not None
+
+
+@pytest.mark.parametrize(("later", "part"), [(0.5, "rank 1"), (1.5, "rank 0")])
+def test_an_error_that_follows_from_a_kill(later: float, part: str, node: Node) -> None:
+    """An agent may notice the kill a moment after the error, as the alert has it, too."""
+    job = both(node)
+    node.check()
+    node.end(job, 0, ExitKind.FAILED)
+    node.now += later
+    node.end(job, 1, ExitKind.KILLED)
+    node.check()
+    (run,) = node.runs()
+    assert run["part"] == part
 
 
 def test_a_hang_that_ends_it(node: Node) -> None:
