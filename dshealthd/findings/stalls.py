@@ -71,10 +71,11 @@ def stalls(series: Series, _wall: float) -> Iterator[Sign]:
         idle = answers.get(job, 0.0)
         troubles, behind = _troubles(series, job), _behind(series, job)
         certain = bool(troubles) and idle >= series.limit(limit)
-        # A single look at GPUs and ranks that wait for a moment shows nothing.
+        # A single look at GPUs and ranks that wait for a moment shows nothing, and they wait in any
+        # job of which a rank validates alone, or writes a checkpoint.
         waits = waiting.get(job) and not launches.launches_lately(series, job)
         lasting = series.remembers and ((idle > 0 and behind) or waits)
-        if certain or lasting:
+        if certain or (lasting and not work(series, job).says):
             counted = launches.ranks_behind(series, job)
             reason = f"its GPUs here run kernels that move no data{likely(series, job)}{counted}"
             yield Sign(
