@@ -103,11 +103,21 @@ def inputs(series: Series, _wall: float) -> Iterator[Sign]:
     # Medians: an unmarked checkpoint also comes between two steps.
     steps = keyed(series.median("job_step_seconds", MINUTES_5), "training_job", "rank")
     here = series.parts("job_step", "training_job", "rank")
+    # Between two steps GPUs may also generate rollouts, or evaluate: a rank waits for its input no
+    # longer than all its GPUs are idle.
+    busy = keyed(series.mean("gpu_utilization_ratio", MINUTES_5), "gpu", "uuid")
+    idle: dict[tuple[str, ...], float] = {}
+    for labels, _ in series("job_gpu_info"):
+        rank, gpu = (labels["training_job"], labels["rank"]), (labels["gpu"], labels["uuid"])
+        idle[rank] = min(1.0 - busy.get(gpu, 0.0), idle.get(rank, 1.0))
     slow: dict[str, list[tuple[float, str]]] = {}
     for labels, value in series.median("job_input_seconds", MINUTES_5):
         rank = labels["training_job"], labels["rank"]
-        if rank in here and steps.get(rank) and value / steps[rank] > series.limit(limit):
-            slow.setdefault(rank[0], []).append((value / steps[rank], rank[1]))
+        if rank not in here or not steps.get(rank):
+            continue
+        share = min(value / steps[rank], idle.get(rank, 1.0))
+        if share > series.limit(limit):
+            slow.setdefault(rank[0], []).append((share, rank[1]))
     alert, name = "DshealthdInputSlow", "job_input_seconds"
     for job, ranks in slow.items():
         named, worst = ranks_named([rank for _, rank in ranks]), max(ranks)[0]
