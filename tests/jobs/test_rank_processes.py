@@ -111,8 +111,8 @@ def test_a_rank_that_is_killed(ranks: list[subprocess.Popen[bytes]], *, reaped: 
         assert (rank, seconds) == (1, 0.0)
         assert what in ({"killed", "unknown"} if reaped else {"killed"})
         assert scene.look(gone=(1,)) == {(1, what, 10.0)}
-        for rank in (ranks[0], ranks[2]):
-            rank.terminate()
+        for other in (ranks[0], ranks[2]):
+            other.terminate()
         scene.until(lambda: scene.state(0) == scene.state(2) == "Z")
         assert scene.look(gone=(0, 1, 2)) == ({(1, what, 20.0)} if what == "killed" else set())
 

@@ -38,6 +38,18 @@ _ASKED = frozenset(
 """Signals that schedulers, launchers and people send to end a job in an orderly way."""
 _BY_SIGNAL = 128
 """Offset of exit statuses of programs that exit because of a signal that they handle."""
+AT_ONCE = 1.0
+"""Seconds within which the order of ends says little: a rank whose peer is killed fails within
+milliseconds, and an agent without a CPU notices either end late.
+"""
+FAILURES: Mapping[str, str] = {
+    "failed": "ended with an error",
+    "killed": "was killed (SIGKILL)",
+    "crashed": "crashed (a signal such as SIGSEGV or SIGABRT)",
+}
+"""Ends that are failures, in words. A process that was asked to end is none, nor is one that nobody
+saw end: where the parent waits for it, as slurmstepd does, its status is gone at once.
+"""
 
 
 class ExitKind(enum.StrEnum):
@@ -56,20 +68,6 @@ class ExitKind(enum.StrEnum):
     CRASHED = "crashed"
     """Another signal ended it, such as a segmentation fault or an abort."""
     UNKNOWN = "unknown"
-
-
-FAILURES: Mapping[str, str] = {
-    ExitKind.FAILED: "ended with an error",
-    ExitKind.KILLED: "was killed (SIGKILL)",
-    ExitKind.CRASHED: "crashed (a signal such as SIGSEGV or SIGABRT)",
-}
-"""Ends that are failures, in words. A process that was asked to end is none, nor is one that nobody
-saw end: where the parent waits for it, as slurmstepd does, its status is gone at once.
-"""
-AT_ONCE = 1.0
-"""Seconds within which the order of ends says little: a rank whose peer is killed fails within
-milliseconds, and an agent without a CPU notices either end late.
-"""
 
 
 def first_end(
