@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dshealthd.core import schema
 from dshealthd.core.collector import gauge
 from dshealthd.findings.entry import Entry
-from dshealthd.findings.jobs import ENDS
 from dshealthd.findings.record import current_boot
 from dshealthd.jobs.environment import RENDEZVOUS, digest, natural, scheduler_job
 from dshealthd.jobs.goodput import Card, Goodput, Slowest, quantiles
 from dshealthd.jobs.hangs.classes import HangClass
-from dshealthd.jobs.hangs.exits import ExitKind
+from dshealthd.jobs.hangs.exits import FAILURES, ExitKind, first_end
 from dshealthd.jobs.shares import share_places
 
 if TYPE_CHECKING:
@@ -313,11 +313,8 @@ def _why(attempt: Attempt) -> tuple[str, str, str]:
     if attempt.hang is not None:
         part, says = attempt.hang
         return "hung", part, f"hung: {says}"
-    failed = [member for member in ends if member.how in ENDS]
-    if failed:
-        first = min(failed, key=lambda member: member.at)
-        how = first.how or ExitKind.UNKNOWN
-        return str(how), f"rank {first.rank}", f"rank {first.rank} {ENDS[how]}"
+    if (first := _failed(members)) is not None and first.how is not None:
+        return str(first.how), f"rank {first.rank}", f"rank {first.rank} {FAILURES[first.how]}"
     if len(ends) < len(members):
         return "unknown", "", "its heartbeats ended"
     if all(member.how is ExitKind.ENDED for member in ends):
@@ -325,6 +322,19 @@ def _why(attempt: Attempt) -> tuple[str, str, str]:
     if any(member.how is ExitKind.TERMINATED for member in ends):
         return "terminated", "", "stopped by a signal, as schedulers and launchers send"
     return "unknown", "", "ended, nobody saw how"
+
+
+def _failed(members: Iterable[AttemptRank]) -> AttemptRank | None:
+    """Return the rank whose failure ended an attempt; None if none failed before a signal asked one
+    to end.
+    """
+    ends = [
+        (member.at, member)
+        for member in members
+        if member.how in FAILURES or member.how is ExitKind.TERMINATED
+    ]
+    first = first_end(ends, attrgetter("how"))[1] if ends else None
+    return first if first is not None and first.how in FAILURES else None
 
 
 def _part_seconds(attempt: Attempt) -> dict[str, float]:
@@ -349,7 +359,7 @@ def _card(attempt: Attempt) -> Card:
         attempt.user,
         attempt.world_size,
         first_step=min((one.began for one in accounts if one.began is not None), default=None),
-        failed=min((m.at for m in members if m.how in ENDS), default=None),
+        failed=None if (first := _failed(members)) is None else first.at,
         memory_peak_bytes=max((one.peak for one in accounts if one.peak), default=None),
         step_seconds=quantiles(accounts),
         slowest=_slowest(attempt),

@@ -15,14 +15,19 @@ from dshealthd.findings.past import HOUR
 from dshealthd.findings.series import by, keyed, over, short_name, some
 from dshealthd.findings.settings import likely, ranks_named
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
+from dshealthd.jobs.hangs.exits import AT_ONCE, FAILURES, first_end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from dshealthd.findings.series import Series
     from dshealthd.jobs.hangs.judge import Standstill
 
-NORM = gauge("dshealthd_job_median_gradient_norm", "Median of the ranks' norms.", "training_job")
+NORM = gauge(
+    "dshealthd_attempt_gradient_norm",
+    "Median of the ranks' norms.",
+    *("training_job", "attempt"),
+)
 """Derived here, for their past; not exported."""
 SEGFAULTS = {"nccl_segfault": "NCCL's library", "cuda_segfault": "CUDA's libraries"}
 """Events of the kernel log that say where a process crashed."""
@@ -34,20 +39,10 @@ BEFORE_END = 900.0
 """Seconds within which memory that ran out explains the end of a rank."""
 NORM_SECONDS = 900.0
 """Seconds for which the gradient norm must stay high: it spikes in healthy training, too."""
-AT_ONCE = 1.0
-"""Seconds within which the order of ends says little: a rank whose peer is killed fails within
-milliseconds, and an agent without a CPU notices either end late.
-"""
 GRACE = 30.0
-"""The same where the kernel reports an OOM kill, as a node without memory notices it seconds later:
-launchers leave ranks at least that long before SIGKILL (torchrun, DeepSpeed, Slurm, Kubernetes).
+"""`AT_ONCE` where the kernel reports an OOM kill: a node without memory notices it seconds later.
+Launchers leave ranks at least that long before SIGKILL (torchrun, DeepSpeed, Slurm, Kubernetes).
 """
-ENDS = {
-    "failed": "ended with an error",
-    "killed": "was killed (SIGKILL)",
-    "crashed": "crashed (a signal such as SIGSEGV or SIGABRT)",
-}
-"""How a rank ended by a failure, in words."""
 
 
 def hangs(series: Series, _wall: float) -> Iterator[Sign]:
@@ -122,10 +117,10 @@ def ends(series: Series, wall: float) -> Iterator[Sign]:
     here = {labels["training_job"] for labels, _ in ranks_before}
     alone = len(here | ended.keys()) == 1
     for job, ranks in ended.items():
-        at, labels = _first(ranks, GRACE if killed else AT_ONCE)
-        if (how := labels["how"]) not in ENDS:
+        at, labels = first_end(ranks, itemgetter("how"), GRACE if killed else AT_ONCE)
+        if (how := labels["how"]) not in FAILURES:
             continue
-        said = ENDS[how]
+        said = FAILURES[how]
         if how == "killed" and killed:
             said = "was killed, and the kernel reports an OOM kill here"
         elif how == "crashed" and where and alone:
@@ -144,20 +139,6 @@ def ends(series: Series, wall: float) -> Iterator[Sign]:
         yield Sign(
             alert, f"a process crashed in {where}, by the kernel's log", job=job, source=events
         )
-
-
-def _first(
-    ended: Sequence[tuple[float, Mapping[str, str]]], at_once: float
-) -> tuple[float, Mapping[str, str]]:
-    """Return the end that the others follow from, as `dshealthd:job:rank_ended` has it: the first,
-    or, if that is an error, a SIGKILL less than `at_once` seconds later. Errors follow from it, and
-    not it from them.
-    """
-    at, labels = first = min(ended, key=itemgetter(0))
-    if labels["how"] != "failed":
-        return first
-    killed = [end for end in ended if end[1]["how"] == "killed" and end[0] < at + at_once]
-    return min(killed, key=itemgetter(0), default=first)
 
 
 def losses(series: Series, _wall: float) -> Iterator[Sign]:
@@ -181,21 +162,30 @@ def gradients(series: Series, _wall: float) -> Iterator[Sign]:
     # An infinite one is that of a step that is skipped.
     finite = (point for point in series("job_gradient_norm") if math.isfinite(point.value))
     norms = by(finite, "training_job", statistics.median)
-    series.add(NORM(norm, job) for job, norm in norms.items())
+    series.add(NORM(norm, job, attempt(series, job)) for job, norm in norms.items())
     limit, name = "gradient_norm_ratio", short_name(NORM)
-    least = by(series.lowest(name, NORM_SECONDS, full=True), "training_job")
+    least = keyed(series.lowest(name, NORM_SECONDS, full=True), "training_job", "attempt")
     lost = {labels["training_job"] for labels, _ in series("job_nonfinite_loss_step")}
     for labels, usual in series.usual(name, HOUR, series.limit(limit)):
-        job = labels["training_job"]
-        if usual > 0 and least.get(job, 0.0) > series.limit(limit) * usual and job not in lost:
+        job, number = labels["training_job"], labels["attempt"]
+        lowest = least.get((job, number), 0.0) if number == attempt(series, job) else 0.0
+        if usual > 0 and lowest > series.limit(limit) * usual and job not in lost:
             yield Sign(
                 "DshealthdGradientNormHigh",
                 job=job,
-                value=least[job],
+                value=lowest,
                 limit=series.limit(limit) * usual,
                 limit_source=limit_source(limit),
                 source="job_gradient_norm",
             )
+
+
+def attempt(series: Series, job: str) -> str:
+    """Return the number of a job's attempt, empty if unknown. What was usual in one is not in
+    another: an allocation may train one model after another, and a restart has other ranks.
+    """
+    number = series.value("job_attempts", training_job=job)
+    return "" if number is None else f"{number:.0f}"
 
 
 def skips(series: Series, _wall: float) -> Iterator[Sign]:

@@ -185,6 +185,8 @@ class Judge:
         series = series_of(
             self._snapshot, self._own(), self._limits, self._past, now, self._standstills()
         )
+        attempts = tuple(self.attempts.samples())
+        series.add(attempts)
         self._gpus.settle(series, wall)
         self._idleness.settle(series, now)
         coverage.settle(series)
@@ -208,9 +210,8 @@ class Judge:
         for episode in self._episodes.closed:
             self._record.add(_entry(episode, now, wall, over=True))
         self._record.settle(series, now, wall)
-        self.derived = tuple(
-            series.samples(stalls.EXPORTED + idleness.EXPORTED + coverage.EXPORTED)
-        ) + tuple(self.attempts.samples())
+        metrics = stalls.EXPORTED + idleness.EXPORTED + coverage.EXPORTED
+        self.derived = *series.samples(metrics), *attempts
         self._judged, self._failed, self._whole = now, False, whole
         changed = self._episodes.changed or self.attempts.changed
         if self._running and (changed or now - self._saved >= SAVE_EVERY):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.collector import gauge
 from dshealthd.findings import launches
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.jobs import attempt
 from dshealthd.findings.past import HOUR, MINUTES_5
 from dshealthd.findings.series import by, keyed, of_gpus, over, short_name
 from dshealthd.findings.settings import ranks_named
@@ -23,10 +24,9 @@ if TYPE_CHECKING:
 UTILIZATION = gauge(
     "dshealthd_training_gpu_utilization_ratio", "Mean utilization of the GPUs with a process."
 )
-STEP = gauge("dshealthd_job_median_step_seconds", "Median step time of the ranks.", "training_job")
-REST = gauge(
-    "dshealthd_job_gpu_rest", "Inverse of the mean power of the job's GPUs.", "training_job"
-)
+_OF = ("training_job", "attempt")
+STEP = gauge("dshealthd_attempt_step_seconds", "Median step time of the ranks.", *_OF)
+REST = gauge("dshealthd_attempt_gpu_rest", "Inverse of the mean power of the job's GPUs.", *_OF)
 """Derived here, for their past; not exported. Of the inverse, a rise does not become usual for a
 day."""
 MEAN_SECONDS = 600.0
@@ -103,11 +103,21 @@ def inputs(series: Series, _wall: float) -> Iterator[Sign]:
     # Medians: an unmarked checkpoint also comes between two steps.
     steps = keyed(series.median("job_step_seconds", MINUTES_5), "training_job", "rank")
     here = series.parts("job_step", "training_job", "rank")
+    # Between two steps GPUs may also generate rollouts, or evaluate: a rank waits for its input no
+    # longer than all its GPUs are idle.
+    busy = keyed(series.mean("gpu_utilization_ratio", MINUTES_5), "gpu", "uuid")
+    idle: dict[tuple[str, ...], float] = {}
+    for labels, _ in series("job_gpu_info"):
+        rank, gpu = (labels["training_job"], labels["rank"]), (labels["gpu"], labels["uuid"])
+        idle[rank] = min(1.0 - busy.get(gpu, 0.0), idle.get(rank, 1.0))
     slow: dict[str, list[tuple[float, str]]] = {}
     for labels, value in series.median("job_input_seconds", MINUTES_5):
         rank = labels["training_job"], labels["rank"]
-        if rank in here and steps.get(rank) and value / steps[rank] > series.limit(limit):
-            slow.setdefault(rank[0], []).append((value / steps[rank], rank[1]))
+        if rank not in here or not steps.get(rank):
+            continue
+        share = min(value / steps[rank], idle.get(rank, 1.0))
+        if share > series.limit(limit):
+            slow.setdefault(rank[0], []).append((share, rank[1]))
     alert, name = "DshealthdInputSlow", "job_input_seconds"
     for job, ranks in slow.items():
         named, worst = ranks_named([rank for _, rank in ranks]), max(ranks)[0]
@@ -117,14 +127,14 @@ def inputs(series: Series, _wall: float) -> Iterator[Sign]:
 def steps(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs whose steps take longer than usual, or mostly communicate."""
     times = by(series("job_step_seconds"), "training_job", statistics.median)
-    series.add(STEP(seconds, job) for job, seconds in times.items())
+    series.add(STEP(seconds, job, attempt(series, job)) for job, seconds in times.items())
     limit, name = "job_slowed_ratio", short_name(STEP)
     hung = {job for job, found in series.standstills.items() if found.shown}
     busy = _busy_as_usual(series)
     told = set()
     for labels, usual in series.usual(name, HOUR, series.limit(limit)):
         job = labels["training_job"]
-        now = series.value(name, training_job=job)
+        now = series.value(name, **labels)
         if now is not None and usual and now > series.limit(limit) * usual and job not in hung:
             told.add(job)
             if job in busy:
@@ -150,16 +160,17 @@ def _busy_as_usual(series: Series) -> set[str]:
     for labels, _ in series("job_gpu_info"):
         gpu = labels["gpu"], labels["uuid"]
         jobs.setdefault(labels["training_job"], []).append(watts.get(gpu, 0.0))
-    now = {job: len(found) / sum(found) for job, found in jobs.items() if all(found)}
-    series.add(REST(value, job) for job, value in now.items())
+    rests = {job: len(found) / sum(found) for job, found in jobs.items() if all(found)}
+    series.add(REST(value, job, attempt(series, job)) for job, value in rests.items())
     # A GPU that waits for a part of steps that are so much longer draws `waiting` of its power in
     # that part, and less than this times its usual power in all: the bound is half way.
     slowed, waiting = series.limit("job_slowed_ratio"), series.limit("hang_power_ratio")
     within = 2 / (1 + (1 + (slowed - 1) * waiting) / slowed)
+    name = short_name(REST)
     return {
         labels["training_job"]
-        for labels, usual in series.usual(short_name(REST), HOUR, within)
-        if now.get(labels["training_job"], math.inf) <= within * usual
+        for labels, usual in series.usual(name, HOUR, within)
+        if (now := series.value(name, **labels)) is not None and now <= within * usual
     }
 
 

@@ -9,11 +9,11 @@ from dshealthd.core.collector import gauge
 from dshealthd.core.text import several
 from dshealthd.findings import launches
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.jobs import ENDS
 from dshealthd.findings.past import MINUTES_5
 from dshealthd.findings.series import by, of_gpus
 from dshealthd.findings.settings import likely
 from dshealthd.findings.work import work
+from dshealthd.jobs.hangs.exits import FAILURES
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ EXPORTED = (WAITING,)
 TROUBLES = {
     "stopped": "is stopped (SIGSTOP)",
     "blocked": "hangs in kernel I/O",
-    **ENDS,
+    **FAILURES,
     "ended": "has ended",
     "unknown": "has ended",
 }
@@ -71,10 +71,11 @@ def stalls(series: Series, _wall: float) -> Iterator[Sign]:
         idle = answers.get(job, 0.0)
         troubles, behind = _troubles(series, job), _behind(series, job)
         certain = bool(troubles) and idle >= series.limit(limit)
-        # A single look at GPUs and ranks that wait for a moment shows nothing.
+        # A single look at GPUs and ranks that wait for a moment shows nothing, and they wait in any
+        # job of which a rank validates alone, or writes a checkpoint.
         waits = waiting.get(job) and not launches.launches_lately(series, job)
         lasting = series.remembers and ((idle > 0 and behind) or waits)
-        if certain or lasting:
+        if certain or (lasting and not work(series, job).says):
             counted = launches.ranks_behind(series, job)
             reason = f"its GPUs here run kernels that move no data{likely(series, job)}{counted}"
             yield Sign(

@@ -125,8 +125,9 @@ class RankProcesses:
         }
         for key in self._followed.keys() - living.keys():
             followed = self._followed.pop(key)
-            how = read_exit(self._host, *key, followed.descriptor) or ExitKind.UNKNOWN
-            self._ended[key] = followed, how, now
+            # One that runs was no rank's own process: a launcher, before its ranks were seen.
+            if (how := read_exit(self._host, *key, followed.descriptor)) is not None:
+                self._ended[key] = followed, how, now
             _release(followed)
         places = {(run, rank) for run, rank, _ in living.values()}
         going = {run for run, _ in places}

@@ -18,6 +18,7 @@ from dshealthd.jobs.processes import TrainingProcess
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from dshealthd.jobs.environment import Launch
     from dshealthd.jobs.processes import Key
 
 
@@ -121,6 +122,18 @@ def _name(process: TrainingProcess, values: Mapping[str, str], machine: str) -> 
     return f"run-{digest(*parts):012x}"
 
 
+def _inherits(child: Launch, parent: Launch) -> bool:
+    """Return whether a rank has started a process in its own place, as an engine that generates
+    rollouts, which may meet elsewhere: a launcher of one rank has no place among those of its node.
+    """
+    where = child.launcher, child.rank, child.local_rank
+    return child.local_rank is not None and where == (
+        parent.launcher,
+        parent.rank,
+        parent.local_rank,
+    )
+
+
 class Ranks:
     """A filter that separates ranks from their children (data loaders) and from their launchers
     (torchrun below srun).
@@ -146,7 +159,8 @@ class Ranks:
             parent, parents, _ = places[process.parent]
             if parent.start > process.start:
                 continue  # the parent's pid was reused
-            if (parents, parent.launch.rank) == (name, process.launch.rank):
+            same_run = (parents, parent.launch.rank) == (name, process.launch.rank)
+            if same_run or _inherits(process.launch, parent.launch):
                 children.add(process.key)
             elif (process.launch.world_size or 0) >= (parent.launch.world_size or 0):
                 launchers.add(process.parent)

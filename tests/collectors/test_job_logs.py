@@ -8,9 +8,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,11 +49,17 @@ class Node(Bench):
         self.rootfs = root / "root"
         self.rootfs.mkdir()
 
-    def rank(self, pid: int, number: int, output: str = "pipe:[7]", **variables: str) -> None:
+    def rank(
+        self,
+        pid: int,
+        number: int,
+        output: str = "pipe:[7]",
+        stat: Mapping[str, Any] = MappingProxyType({}),
+        **variables: str,
+    ) -> None:
         """Start a rank with that as its standard output and error."""
-        directory = self.machine.process(
-            pid, {**TORCH, "RANK": str(number), "SLURM_JOB_ID": "12", **variables}
-        )
+        environment = {**TORCH, "RANK": str(number), "SLURM_JOB_ID": "12", **variables}
+        directory = self.machine.process(pid, environment, **stat)
         (directory / "root").symlink_to(self.inside)
         (directory / "cwd").symlink_to(self.inside)
         for stream in ("1", "2"):
@@ -153,6 +159,48 @@ def test_the_last_words_are_read_when_the_rank_has_gone(
     assert causes(node.sweep(seconds)) == wanted
     assert causes(node.sweep(895.0 - seconds)) == wanted
     assert causes(node.sweep(6.0)) == set()
+
+
+def test_a_job_that_its_launcher_starts_again(tmp_path: Path) -> None:
+    """The cause of the attempt before is told for a quarter of an hour, and not for as long as the
+    job then runs; a failure of the new attempt is told at once.
+    """
+    node = Node(tmp_path, standard_streams=True)
+    slurm = {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
+    node.machine.process(40, slurm, start=100)
+    first, second = {"parent": 40, "start": 200}, {"parent": 40, "start": 300}
+    node.rank(50, 1, "/logs/a.out", first)
+    node.rank(51, 2, "/logs/b.out", first)
+    node.write("a.out", "step 1 | loss 2.0\n")
+    node.sweep()
+    node.write("a.out", OOM)
+    host = os.uname().nodename
+    oom = {("slurm-12", "cuda-oom", "1", host)}
+    assert causes(node.sweep()) == oom
+    node.machine.end(50)
+    node.machine.end(51)
+    for _ in range(2):
+        assert causes(node.sweep(6.0)) == oom
+    node.rank(60, 1, "/logs/a.out", second)
+    node.rank(61, 2, "/logs/b.out", second)
+    assert causes(node.sweep(6.0)) == oom
+    node.write("a.out", "step 1 | loss 2.0\n")
+    assert causes(node.sweep(880.0)) == oom
+    assert causes(node.sweep(21.0)) == set()
+    node.write("b.out", "OSError: [Errno 28] No space left on device\n")
+    assert {labels[1:3] for labels in causes(node.sweep(12.0))} == {("disk-full", "2")}
+
+
+def test_the_task_of_a_launcher_is_no_rank(tmp_path: Path) -> None:
+    """Below srun torchrun has the number of its node: a rank of that number is elsewhere."""
+    node = Node(tmp_path, paths=("/logs/{job}.out",))
+    slurm = {"SLURM_JOB_ID": "12", "SLURM_PROCID": "3", "SLURM_NTASKS": "4"}
+    node.machine.process(40, slurm, start=100)
+    node.sweep(6.0)
+    node.rank(50, 24, stat={"parent": 40, "start": 200})
+    node.sweep(6.0)
+    node.write("12.out", "[rank3]: " + OOM)
+    assert causes(node.sweep(12.0)) == {("slurm-12", "cuda-oom", "3", "")}
 
 
 @root_only

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from dshealthd.collectors.training import STEP_SECONDS
 from dshealthd.core import documents
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.findings import attempts as module
 from dshealthd.findings.attempts import SPENT, Attempts
 from dshealthd.findings.past import DAY
@@ -22,8 +24,8 @@ from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.training.message import Message, Totals
+from tests.findings.test_judge import SOURCE, loaded
 from tests.findings.test_judge import Node as Judged
-from tests.findings.test_judge import loaded
 from tests.findings.test_record import fault, kept
 
 AWAY = 60.0
@@ -159,6 +161,9 @@ def test_an_attempt_while_it_runs_and_afterwards(node: Node) -> None:
     ((ExitKind.TERMINATED, ExitKind.ENDED), "terminated", "stopped by a signal"),
     ((ExitKind.FAILED, ExitKind.TERMINATED), "failed", "rank 0 ended with an error"),
     ((ExitKind.CRASHED, ExitKind.KILLED), "crashed", "rank 0 crashed (a signal such"),
+    ((ExitKind.TERMINATED, ExitKind.FAILED), "terminated", "stopped by a signal"),
+    ((ExitKind.ENDED, ExitKind.FAILED), "failed", "rank 1 ended with an error"),
+    ((ExitKind.UNKNOWN, ExitKind.FAILED), "failed", "rank 1 ended with an error"),
     ((ExitKind.UNKNOWN, ExitKind.ENDED), "unknown", "nobody saw how"),
     ((None, ExitKind.ENDED), "unknown", "its heartbeats ended"),
 ])  # fmt: skip
@@ -179,6 +184,19 @@ def test_why_it_ended(
     assert run["reason"] == reason
     assert says in run["says"]
     assert run["end"] is not None
+
+
+@pytest.mark.parametrize(("later", "part"), [(0.5, "rank 1"), (1.5, "rank 0")])
+def test_an_error_that_follows_from_a_kill(later: float, part: str, node: Node) -> None:
+    """An agent may notice the kill a moment after the error, as the alert has it, too."""
+    job = both(node)
+    node.check()
+    node.end(job, 0, ExitKind.FAILED)
+    node.now += later
+    node.end(job, 1, ExitKind.KILLED)
+    node.check()
+    (run,) = node.runs()
+    assert run["part"] == part
 
 
 def test_a_hang_that_ends_it(node: Node) -> None:
@@ -451,6 +469,30 @@ async def test_an_attempt_is_written_as_it_begins(tmp_path: Path) -> None:
     node.over(0.5, 0.0)
     await until_told(file, job)
     await node.judge.close()
+
+
+@pytest.mark.parametrize(("again", "found"), [(False, ["JobSlow"]), (True, [])])
+def test_what_is_usual_is_of_an_attempt(*, again: bool, found: list[str]) -> None:
+    """Steps of twice the time are slow, unless the job has begun anew: it may train another
+    model.
+    """
+    node, trained = Judged(), Node()
+    job = both(trained, SLURM_JOB_ID="4711")
+    for minute in range(110):
+        if minute == 69 and again:
+            fail(trained, job)
+        elif minute == 70 and again:
+            both(trained, SLURM_JOB_ID="4711")
+        trained.check(60.0)
+        wall = node.now + 1e9
+        node.judge.attempts.settle(trained.senders, trained.states, {}, node.now, wall)
+        seconds = 1.0 if minute < 70 else 2.0
+        samples = tuple(STEP_SECONDS(seconds, job, str(rank)) for rank in range(2))
+        result = CollectionResult(CollectionOutcome.OK, samples, duration=0.0)
+        node.snapshot.put(SOURCE, result)
+        node.judge.judge()
+        node.now += 60.0
+    assert node.found() == found
 
 
 async def until_told(file: Path, words: str) -> str:

@@ -111,6 +111,9 @@ def test_a_rank_that_is_killed(ranks: list[subprocess.Popen[bytes]], *, reaped: 
         assert (rank, seconds) == (1, 0.0)
         assert what in ({"killed", "unknown"} if reaped else {"killed"})
         assert scene.look(gone=(1,)) == {(1, what, 10.0)}
+        for other in (ranks[0], ranks[2]):
+            other.terminate()
+        scene.until(lambda: scene.state(0) == scene.state(2) == "Z")
         assert scene.look(gone=(0, 1, 2)) == ({(1, what, 20.0)} if what == "killed" else set())
 
 
@@ -143,11 +146,21 @@ def test_a_rank_that_is_started_anew(ranks: list[subprocess.Popen[bytes]]) -> No
     first = scene.processes[1]
     with closing(scene.watch):
         scene.look()
+        ranks[1].kill()
+        scene.until(lambda: scene.state(1) == "Z")
         assert len(scene.look(gone=(1,))) == 1
         scene.processes[1] = TrainingProcess(
             ranks[2].pid, started(ranks[2].pid), 1, "run-1", first.launch, first.environment
         )
         assert scene.look() == set()
+
+
+def test_a_process_that_is_no_rank_any_more(ranks: list[subprocess.Popen[bytes]]) -> None:
+    """One that runs has not ended, whatever it was taken for, as a launcher before its ranks."""
+    scene = Scene(ranks)
+    with closing(scene.watch):
+        for gone in ((), (1,), (1,), ()):
+            assert scene.look(gone=gone) == set()
 
 
 @pytest.mark.parametrize("run", ["r", ""])
@@ -161,12 +174,14 @@ def test_a_run_that_its_launcher_starts_anew(
         dataclasses.replace(process, parent=42, environment=environment)
         for process in scene.processes
     ]
+    anew = dataclasses.replace(scene.processes.pop(), job="run-2")
     with closing(scene.watch):
         scene.look()
+        ranks[0].terminate()
         ranks[1].kill()
-        scene.until(lambda: scene.state(1) == "Z")
-        assert scene.look(gone=(0, 1, 2)) == {(1, "killed", 0.0)}
-        scene.processes = [dataclasses.replace(scene.processes[2], job="run-2")]
+        scene.until(lambda: scene.state(0) == scene.state(1) == "Z")
+        assert scene.look(gone=(0, 1)) == {(1, "killed", 0.0)}
+        scene.processes = [anew]
         assert scene.look() == (set() if run else {(1, "killed", 10.0)})
 
 

@@ -103,6 +103,21 @@ def test_launcher_below_a_scheduler() -> None:
     assert run.name != run.job
 
 
+@pytest.mark.parametrize("scheduler", [{}, {"SLURM_JOB_ID": "7"}])
+def test_a_run_within_a_rank(scheduler: dict[str, str]) -> None:
+    """What a rank starts in its own place is its child, though it meets elsewhere, as an engine
+    that generates rollouts does. A launcher of one rank has no place among the ranks of its node.
+    """
+    ranks = [rank(number, scheduler) for number in range(4)]
+    elsewhere = {**scheduler, "MASTER_PORT": "30000"}
+    engines = [rank(number, elsewhere, pid=200 + number, parent=100 + number) for number in (1, 3)]
+    (run,) = runs(*ranks, *engines)
+    assert pids(run) == {0: [100], 1: [101], 2: [102], 3: [103]}
+    torchrun = process(50, {**BASE, **elsewhere, "RANK": "1"})
+    (run,) = runs(torchrun, rank(1, {**scheduler, "LOCAL_RANK": "0"}, parent=50))
+    assert pids(run) == {1: [101]}
+
+
 def test_two_runs_in_one_allocation() -> None:
     """A sweep that trains twice side by side in one job of the scheduler has two runs, each with a
     rank 0.

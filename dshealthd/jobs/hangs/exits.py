@@ -12,16 +12,19 @@ import enum
 import os
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, TypeVar
 
 from dshealthd.linux.activity import ThreadState, activity
 from dshealthd.linux.process import exit_status
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from dshealthd.core.host import Host
+
+T = TypeVar("T")
 
 KEPT = 600.0
 """Seconds for which the ends of a job's ranks are reported after the last of them, and longer while
@@ -35,6 +38,18 @@ _ASKED = frozenset(
 """Signals that schedulers, launchers and people send to end a job in an orderly way."""
 _BY_SIGNAL = 128
 """Offset of exit statuses of programs that exit because of a signal that they handle."""
+AT_ONCE = 1.0
+"""Seconds within which the order of ends says little: a rank whose peer is killed fails within
+milliseconds, and an agent without a CPU notices either end late.
+"""
+FAILURES: Mapping[str, str] = {
+    "failed": "ended with an error",
+    "killed": "was killed (SIGKILL)",
+    "crashed": "crashed (a signal such as SIGSEGV or SIGABRT)",
+}
+"""Ends that are failures, in words. A process that was asked to end is none, nor is one that nobody
+saw end: where the parent waits for it, as slurmstepd does, its status is gone at once.
+"""
 
 
 class ExitKind(enum.StrEnum):
@@ -53,6 +68,20 @@ class ExitKind(enum.StrEnum):
     CRASHED = "crashed"
     """Another signal ended it, such as a segmentation fault or an abort."""
     UNKNOWN = "unknown"
+
+
+def first_end(
+    ends: Sequence[tuple[float, T]], how_of: Callable[[T], str | None], at_once: float = AT_ONCE
+) -> tuple[float, T]:
+    """Return the end that the others follow from, as `dshealthd:job:rank_ended` has it: the first,
+    or, if that is an error, a SIGKILL less than `at_once` seconds later. Errors follow from it, and
+    not it from them.
+    """
+    at, one = first = min(ends, key=itemgetter(0))
+    if how_of(one) != ExitKind.FAILED:
+        return first
+    killed = [end for end in ends if how_of(end[1]) == ExitKind.KILLED and end[0] < at + at_once]
+    return min(killed, key=itemgetter(0), default=first)
 
 
 def how(status: int) -> ExitKind:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dshealthd.jobs.hangs.classes import HANGS, Culprit, HangClass, explain
-from dshealthd.jobs.hangs.exits import ExitKind
+from dshealthd.jobs.hangs.exits import FAILURES
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
 from dshealthd.jobs.hangs.states import NO_WORK, RankState, Work, position
 from dshealthd.linux.activity import ThreadState
@@ -133,7 +133,7 @@ def judge(
     ended = [rank for rank in ranks if rank.ended is not None]
     late = all(rank.overdue for rank in living)
     still = all(rank.silence > min(rank.bound, rank.idle_bound) for rank in living)
-    gone = [rank for rank in ended if rank.ended is not ExitKind.ENDED]
+    gone = [rank for rank in ended if rank.ended in FAILURES]
     stopped = any(rank.stopped_for > floor for rank in living)
     quiet = living and all(rank.silence > floor for rank in living)
     if not quiet or not (still or stopped or ended):
@@ -141,7 +141,8 @@ def judge(
     seen = work()
     waiting = {rank.rank: where for rank in living if (where := rank.waits_in(seen, floor))}
     since = [rank for rank in ended if now - (rank.ended_at or 0.0) > floor]
-    # A rank that has ended well is done, unless others have waited since: they may write results.
+    # A rank that did not fail is done, unless others have waited since: they may write results, or
+    # a checkpoint before a preemption.
     if not gone and len(waiting) == len(living) and not seen.says:
         gone = since
     certain = stopped or any(rank in since and rank.ended_at for rank in gone)

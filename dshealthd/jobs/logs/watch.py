@@ -23,12 +23,13 @@ from dshealthd.explain.tail import Tail
 from dshealthd.jobs.logs import files
 from dshealthd.jobs.logs.files import MAX_FILES, LogFileState
 from dshealthd.jobs.processes import TrainingProcess
+from dshealthd.jobs.ranks import Ranks
 from dshealthd.jobs.shares import MAX_JOBS, share_places
 from dshealthd.linux.credentials import User
 from dshealthd.linux.process_root import Root
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from dshealthd.core.collector import Fault
     from dshealthd.core.host import Host
@@ -39,7 +40,9 @@ FIND_EVERY = 10.0
 FOLLOWED_AFTER = 30.0
 """Seconds for which logs are read after the last rank has exited: launchers write a summary."""
 SHOWN_AFTER = 900.0
-"""Seconds for which the cause of a failure is shown after that, for people who look then."""
+"""Seconds for which the cause of a failure is shown after that, or after the launcher has started
+the ranks again, for people who look then.
+"""
 CPU_SHARE = 0.05
 """Largest share of a core's time spent on reading, which bounds the bytes read as well."""
 CATCH_UP = 2.0
@@ -73,10 +76,20 @@ class _Job:
     paths: dict[str, int | None] = field(default_factory=dict)
     """Files that it may write, with the rank if only one writes the file."""
     ranks: set[int] = field(default_factory=set)
-    """Ranks on this node."""
+    """Ranks of this attempt on this node, also those that have ended."""
     tails: dict[str, Tail] = field(default_factory=dict)
     states: Counter[LogFileState] = field(default_factory=Counter)
+    left: dict[str, tuple[tuple[int, int], int]] = field(default_factory=dict)
+    """Files that were followed before, as between two attempts: device and inode, and how far they
+    were read.
+    """
     finding: Finding | None = None
+    before: tuple[Finding, frozenset[int]] | None = None
+    """The cause of the failure of an attempt before this one, and its ranks on this node."""
+    until: float = -math.inf
+    """Monotonic time until which that is shown."""
+    newest: int = 0
+    """Ticks from boot to the start of the last of its ranks."""
     overdrawn: float = 0.0
     """Seconds of CPU time beyond its share that it has used, and that its next shares pay for."""
 
@@ -104,29 +117,39 @@ class LogWatch:
         self._monotonic = monotonic
         self._wall = wall
         self._spent = spent
+        self._ranks = Ranks()
         self._jobs: dict[str, _Job] = {}
         self._looked = -math.inf
         self._turn = 0
         self.skipped = 0
         """Bytes skipped because logs grew faster than they may be read."""
 
-    def update(self, processes: Iterable[TrainingProcess], boot: float) -> None:
+    def update(self, processes: Sequence[TrainingProcess], boot: float) -> None:
         """Note the jobs whose logs to watch; process starts count from `boot`, in Unix time."""
         now = self._monotonic()
         found: dict[str, list[TrainingProcess]] = defaultdict(list)
         for process in processes:
             found[process.job].append(process)
+        own: dict[str, list[TrainingProcess]] = defaultdict(list)
+        for run in self._ranks.runs(processes, ""):
+            own[run.job] += run.processes
         for name, members in found.items():
             job = self._jobs.setdefault(name, _Job(name))
             if not {p.pid for p in job.processes} & {p.pid for p in members}:
                 job.find_at = -math.inf  # it is new or was restarted
             job.processes, job.user, job.seen = members, members[0].user, now
             job.since = boot + min(p.started for p in members) - EARLIER
-            job.ranks = {p.launch.rank for p in members}
+            # While it has no ranks, its launcher is taken for one, which is older.
+            starts = [p.start for p in own[name]]
+            if 0 < job.newest < min(starts, default=0):
+                self._begin_anew(job, now)
+            if job.newest <= max(starts, default=-1):
+                job.newest = max(starts)
+                job.ranks |= {p.launch.rank for p in own[name]}
         for name, job in list(self._jobs.items()):
             if name not in found:
                 job.processes = []
-                kept = FOLLOWED_AFTER if job.finding is None else SHOWN_AFTER
+                kept = FOLLOWED_AFTER if _cause(job, now) is None else SHOWN_AFTER
                 if now - job.seen > kept:
                     del self._jobs[name]
         placed = share_places(
@@ -163,9 +186,10 @@ class LogWatch:
 
     def findings(self) -> Iterator[tuple[str, Finding, frozenset[int]]]:
         """Yield each job whose logs show a cause, the finding, and its ranks on this node."""
+        now = self._monotonic()
         for job in self._jobs.values():
-            if job.finding is not None:
-                yield job.name, job.finding, frozenset(job.ranks)
+            if (cause := _cause(job, now)) is not None:
+                yield job.name, *cause
 
     @property
     def states(self) -> Counter[LogFileState]:
@@ -174,6 +198,17 @@ class LogWatch:
         for job in self._jobs.values():
             total.update(job.states)
         return total
+
+    def _begin_anew(self, job: _Job, now: float) -> None:
+        """Begin with another attempt of a job, of which what its logs have said is not the cause
+        of anything.
+        """
+        if job.finding is not None:
+            job.before, job.until = _cause(job, now), now + SHOWN_AFTER
+        job.finding, job.ranks = None, set()
+        job.recognizer = Recognizer(max_events=MAX_EVENTS)
+        for path in list(job.tails):
+            _leave(job, path)
 
     def _followed(self) -> list[_Job]:
         now = self._monotonic()
@@ -252,7 +287,7 @@ class LogWatch:
                 job.paths[path] = next(iter(ranks)) if len(ranks) == 1 else known.get(path)
         job.states[LogFileState.FOLLOWED] = len(job.paths)
         for path in job.tails.keys() - job.paths.keys():
-            del job.tails[path]
+            _leave(job, path)
 
     def _examine(self, job: _Job, root: Root, path: str, until: float) -> bool:
         """Examine what was appended to one log file; return whether there was anything."""
@@ -267,10 +302,12 @@ class LogWatch:
                 return False
             tail = job.tails.get(path)
             if tail is None or not tail.continues(status):
-                is_new = tail is None
+                is_new, (identity, offset) = tail is None, job.left.pop(path, (None, 0))
                 tail = Tail(job.recognizer, path, status, rank=job.paths[path])
                 job.tails[path] = tail
-                if is_new and status.st_size > NEWEST:
+                if identity == tail.identity and status.st_size >= offset:
+                    tail.skip_to(offset - 1)  # which ends a line
+                elif is_new and status.st_size > NEWEST:
                     tail.skip_to(status.st_size - NEWEST)
             if status.st_size - tail.offset > MAX_BACKLOG:
                 self.skipped += tail.skip_to(status.st_size - NEWEST)
@@ -283,3 +320,20 @@ class LogWatch:
         finally:
             os.close(descriptor)
         return worked
+
+
+def _leave(job: _Job, path: str) -> None:
+    """Follow a file no longer, and remember how far it was read."""
+    tail = job.tails.pop(path)
+    job.left[path] = tail.identity, tail.offset
+    while len(job.left) > MAX_FILES:
+        del job.left[next(iter(job.left))]
+
+
+def _cause(job: _Job, now: float) -> tuple[Finding, frozenset[int]] | None:
+    """Return the cause of a job's failure that is shown, of an earlier attempt not for ever, and
+    the ranks that the attempt had on this node.
+    """
+    if job.finding is not None:
+        return job.finding, frozenset(job.ranks)
+    return job.before if now < job.until else None

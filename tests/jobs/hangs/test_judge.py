@@ -540,9 +540,15 @@ def test_a_kernel_that_waits_is_between_no_steps() -> None:
     assert found(between, Work(still=ALL, waits=ALL)).reason is HangClass.WAITING
 
 
-def test_who_is_done_while_others_wait() -> None:
-    """A rank that has ended well is the one that those in a step or in a collective wait for."""
-    done = {"ended": ExitKind.ENDED, "ended_at": 1000.0 - FLOOR - 1, "state": ThreadState.GONE}
+NO_FAILURES = (ExitKind.ENDED, ExitKind.TERMINATED, ExitKind.UNKNOWN)
+
+
+@pytest.mark.parametrize("how", NO_FAILURES)
+def test_who_is_done_while_others_wait(how: ExitKind) -> None:
+    """A rank that has ended, however, is the one that those in a step or in a collective wait
+    for.
+    """
+    done = {"ended": how, "ended_at": 1000.0 - FLOOR - 1, "state": ThreadState.GONE}
     for others in ({}, BARRIER):
         states = [changed(rank, **others, bound=UNKNOWN) for rank in ranks()]
         states[1] = changed(states[1], **done)
@@ -569,13 +575,15 @@ def test_all_ranks_in_the_same_storage() -> None:
     assert found(most).reason is HangClass.WAITING
 
 
+@pytest.mark.parametrize("how", NO_FAILURES)
 @pytest.mark.parametrize("others", [{"stage": INPUT}, {"thread_cpu": 0.5}, {"on_gpu": True}])
-def test_an_orderly_end(others: dict[str, object]) -> None:
+def test_an_orderly_end(others: dict[str, object], how: ExitKind) -> None:
     """Of ranks that are not known to wait for it, one may write results after another has ended
-    well: the job ends, for as long as nothing is known.
+    well, or as it was asked to before a preemption, or nobody saw how: the job ends, for as long as
+    nothing is known.
     """
     states = [changed(rank, **others, silence=29.0 + HOLD) for rank in ranks()]
-    states[1] = replace(states[1], ended=ExitKind.ENDED, ended_at=0.0)
+    states[1] = replace(states[1], ended=how, ended_at=0.0)
     assert judge("run-1", states, 1000.0) is None
     late = [replace(rank, silence=31.0 + HOLD) for rank in states]
     assert found(late).culprits == ((1, Culprit.GONE),)
