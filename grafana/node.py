@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grafana import alerts, gpus, host
-from grafana.board import Board, Row, Source, choice, cluster, data_source, scrape_job
+from grafana.board import Board, Row, Source, choice, cluster, data_source
 from grafana.panels import GREEN, ORANGE, RED, number
 from grafana.queries import ROWS, most
 from grafana.tables import Column, rows
@@ -23,7 +23,6 @@ def board(source: Source) -> Board:
         variables=[
             data_source(),
             cluster(),
-            scrape_job(),
             choice("node", "Node", "label_values(up{@fleet}, node)"),
             choice(
                 "gpu",

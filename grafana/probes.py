@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grafana import fabric, membership
-from grafana.board import NO_PROBES, Board, Row, Source, choice, cluster, data_source, scrape_job
+from grafana.board import NO_PROBES, Board, Row, Source, choice, cluster, data_source
 from grafana.panels import GREEN, ORANGE, RED, graph, timeline
 from grafana.queries import ROWS, SERIES, worst, worst_line
 from grafana.tables import NODE_COLUMN, Column, rows
@@ -36,7 +36,6 @@ def board(source: Source) -> Board:
         variables=[
             data_source(),
             cluster(),
-            scrape_job(),
             choice("node", "Node", "label_values(up{@fleet}, node)", several=True, everything=".+"),
         ],
         rows=[

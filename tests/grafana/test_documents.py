@@ -145,11 +145,11 @@ def test_few_panels_are_open(uid: str) -> None:
 
 @pytest.mark.parametrize("uid", documents())
 def test_variables(uid: str) -> None:
-    """The data source is a variable, cluster and scrape job may be several and may be all, and no
-    variable has a fixed data source.
+    """The data source is a variable, clusters may be several and may be all, and no variable has a
+    fixed data source.
     """
     listed = {variable["name"]: variable for variable in documents()[uid]["templating"]["list"]}
-    assert list(listed)[:3] == ["datasource", "cluster", "job"]
+    assert list(listed)[:2] == ["datasource", "cluster"]
     assert (listed["datasource"]["type"], listed["datasource"]["query"]) == (
         "datasource",
         "prometheus",
@@ -160,7 +160,7 @@ def test_variables(uid: str) -> None:
         if name != "datasource":
             assert variable["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
             assert variable["refresh"] == 2, "nodes come and go"
-        if name in {"cluster", "job", "gpu"}:
+        if name in {"cluster", "gpu"}:
             assert variable["multi"]
             assert variable["includeAll"]
 
@@ -222,8 +222,8 @@ def test_panels(uid: str) -> None:
 @pytest.mark.parametrize("uid", documents())
 def test_queries(uid: str) -> None:
     """A query parses; rates are taken over Grafana's own interval. Its selectors choose cluster,
-    scrape job and node; all names exist. Labels by which it groups or joins are those of a metric
-    in it, of its targets, of alerts, or made by the query itself.
+    agents and node, whatever the scrape job is called; all names exist. Labels by which it groups
+    or joins are those of a metric in it, of its targets, of alerts, or made by the query itself.
     """
     declared, recorded = labels_of(), records()
     for query in (query for query in queries() if query.board == uid):
@@ -239,8 +239,8 @@ def test_queries(uid: str) -> None:
             elif name.startswith("ALERTS"):
                 allowed = RULE_LABELS | {"cluster", "node"}
             else:
-                assert "job" in matched, query.place
-                allowed = declared[name] | TARGET_LABELS
+                assert "exporter" in matched, query.place
+                allowed = declared[name] | TARGET_LABELS - {"job"}
             assert matched <= allowed, f"{query.place}: {name} has no label {matched - allowed}"
             if uid == "dshealthd-node":
                 assert matched & {"node", "peer"}, f"{query.place}: {name} is of all nodes"
