@@ -66,7 +66,6 @@ def _overview(source: Source) -> list[dashboard.Panel]:
             "Ports not up",
             "InfiniBand and RoCE ports that are not active, including uncabled ones.",
             "count(dshealthd_infiniband_port_up{@node}) - sum(dshealthd_infiniband_port_up{@node})",
-            steps=((None, GREEN), (1, ORANGE)),
             unknown="no ports",
         ),
         number(

@@ -20,9 +20,10 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from dshealthd.collectors import gpu
 from dshealthd.symptoms import all_symptoms
 from generate.alert_rules import RUNBOOKS
-from grafana import limits
+from grafana import gpus, limits
 from grafana.__main__ import main
 from tests import yaml_files
 from tests.grafana.documents import FILES, documents, panels, queries, substituted, variables
@@ -247,6 +248,36 @@ def test_queries(uid: str) -> None:
         for group in re.findall(r"\b(?:by|on|ignoring) \(([^()]*)\)", expr):
             names = {name.strip() for name in group.split(",")} - {""}
             assert names <= known, f"{query.place}: {names - known}"
+
+
+def test_what_is_normal_has_no_color() -> None:
+    """A training that is well fills its GPUs' memory and reaches their power limit, ports may have
+    no cable, and a temperature is high or not by the GPU's own limit: nothing of that looks like a
+    fault. What the driver demands for a GPU has its text.
+    """
+    boards = {
+        uid: {panel["title"]: panel for panel in panels(documents()[uid])} for uid in documents()
+    }
+    node = boards["dshealthd-node"]
+    colored = {
+        override["matcher"]["options"]
+        for override in node["GPUs"]["fieldConfig"]["overrides"]
+        for entry in override["properties"]
+        if entry["id"] == "thresholds"
+    }
+    assert colored == {"Throttles", "ECC", "Remap pending", "Remap failed"}
+    for uid, title in (
+        ("dshealthd-node", "Memory in use"),
+        ("dshealthd-node", "Ports not up"),
+        ("dshealthd-probes", "Ports not up"),
+    ):
+        steps = boards[uid][title]["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", [])
+        assert len(steps) <= 1, title
+    asked = [query.expr for query in queries() if "dshealthd_gpu_throttle_active" in query.expr]
+    assert asked
+    assert all("sw_power_cap" in expr for expr in asked)
+    demanded = [int(number) for number in re.findall(r"\d", gpu.RECOVERY.help)]
+    assert list(gpus.ACTIONS) == demanded == list(range(8))
 
 
 def test_links() -> None:
