@@ -22,8 +22,10 @@ SEVERITIES: States = {
 PARTS = ("rank", "class", "gpu", "part", "peer", "leaf", "reason")
 """Labels with which an alert names the part of its node."""
 KEPT = "severity, alertname, symptom, cluster, node, training_job, which"
-RULES_LOADED = 'sum(ALERTS{@alerts,alertname="DshealthdWatchdog",alertstate="firing"})'
-"""Empty if Prometheus evaluates no rules: then the absence of alerts means nothing."""
+RULES_LOADED = 'sum(ALERTS{cluster=~"$cluster|",alertname="DshealthdWatchdog",alertstate="firing"})'
+"""Empty if Prometheus evaluates no rules: then the absence of alerts means nothing. The Watchdog is
+of the server, and has a label `cluster` only where that is an external label.
+"""
 
 
 def firing(

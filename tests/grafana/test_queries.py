@@ -109,7 +109,7 @@ def test_without_rules_nothing_is_well(eight: Prometheus) -> None:
     """Where the rules are not loaded, the numbers of alerts and suspects are unknown, and not 0.
 
     Their queries return nothing. Where they are, the number is that of the nodes with an alert,
-    which may be 0.
+    which may be 0, also of one cluster alone.
     """
     severities = {"Nodes with a page": "critical", "Nodes with a ticket": "warning"}
     asked = [query for query in queries() if query.panel in severities]
@@ -122,7 +122,10 @@ def test_without_rules_nothing_is_well(eight: Prometheus) -> None:
         firing = eight.instant(f"count by (node) ({alerts})", end).series
         assert firing
         assert eight.ask(query, expr, end).values == [[float(len(firing))]], firing
-        assert eight.ask(query, expr.replace(severity, 'severity="other"'), end).values == [[0.0]]
+        for cluster in (".*", "a"):
+            one = substituted(query.expr, variables(cluster=cluster))
+            well = one.replace(severity, 'severity="other"')
+            assert eight.ask(query, well, end).values == [[0.0]], cluster
         assert eight.ask(query, expr.replace("ALERTS{", "NO_ALERTS{"), end).series == []
 
 
