@@ -281,7 +281,9 @@ def test_what_is_normal_has_no_color() -> None:
 
 
 def test_links() -> None:
-    """Links lead to dashboards that exist, with the variables that these have, and to runbooks."""
+    """Links lead to dashboards that exist, with the variables that these have, and to runbooks.
+    Two clusters may have nodes and jobs of one name: a link leads to those of its own cluster.
+    """
     text = {file.stem: file.read_text(encoding="utf-8") for file in FILES}
     boards = documents()
     for source, body in text.items():
@@ -298,9 +300,33 @@ def test_links() -> None:
                 | set(re.findall(r"\$\{(\w+):queryparam\}", query))
                 <= names
             )
+            assert re.search(r"var-cluster=\$\{__(?:data\.fields|field\.labels)\.cluster\}", query)
     for board in ("dshealthd-fleet", "dshealthd-jobs", "dshealthd-node"):
         assert f"{RUNBOOKS}/${{__data.fields.symptom}}.md" in text[board]
     assert all_symptoms(), "the runbooks are the symptoms' files"
+
+
+def test_what_is_linked_has_its_cluster() -> None:
+    """Each line, square or row that leads to a node or a job comes with the label of its cluster;
+    tables show it.
+    """
+    found = 0
+    for uid, document in documents().items():
+        for panel in panels(document):
+            if not re.search(r"__(?:data\.fields|field\.labels)\.cluster", json.dumps(panel)):
+                continue
+            found += 1
+            for target in panel["targets"]:
+                if panel["type"] == "table" or "{{node}}" in target["legendFormat"]:
+                    assert re.search(r"\bby \([^()]*\bcluster\b", target["expr"]), (
+                        uid,
+                        panel["title"],
+                    )
+            if panel["type"] == "table":
+                shown = {step["id"]: step["options"] for step in panel["transformations"]}
+                assert "cluster" in shown["filterFieldsByName"]["include"]["names"]
+                assert shown["organize"]["renameByName"]["cluster"] == "Cluster"
+    assert found > 10
 
 
 @pytest.mark.parametrize("uid", documents())
