@@ -171,6 +171,8 @@ class Streaks:
     """When the last check counted, by the monotonic clock."""
     noted: bool = False
     """Whether we have left a note in the comment of the node."""
+    said: str = ""
+    """What the last check had to report."""
 
     @property
     def longest(self) -> int:

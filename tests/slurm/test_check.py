@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import syslog
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from dshealthd.cli import main as cli
 from dshealthd.slurm.agent import AgentSilent, AgentVerdict
 from dshealthd.slurm.check import Busy, NodeCheck, NodeCheckResult, Streaks, locked_streaks
 from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
@@ -289,3 +291,17 @@ def test_what_nobody_else_opens(tmp_path: Path) -> None:
         os.umask(before)
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("run", "run/lock")]
     assert modes == [0o700, 0o600]
+
+
+def test_what_a_health_check_repeats_is_no_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node without an agent is checked every minute: the log says so once, a job's epilog
+    again.
+    """
+    logged: list[int] = []
+    monkeypatch.setattr(syslog, "syslog", lambda priority, _: logged.append(priority))
+    flags = ("--slurm.run-directory", str(tmp_path / "run"), "--slurm.maintenance", "false")
+    for hook in ("health", "health", "epilog", "health"):
+        assert cli.main(["slurm", hook, "--web.listen-address", "127.0.0.1:1", *flags]) == 0
+    assert logged == [syslog.LOG_WARNING, syslog.LOG_DEBUG, syslog.LOG_WARNING, syslog.LOG_DEBUG]
