@@ -115,6 +115,20 @@ def test_policy_gives_the_agents_image_alone() -> None:
     }
 
 
+def test_an_overlay_may_have_another_namespace(tmp_path: Path) -> None:
+    """Nothing is left that names the one of the base: the policy would find no DaemonSet there, and
+    silently do nothing.
+    """
+    places = [KUBERNETES / "base", *(KUBERNETES / "components" / name for name in COMPONENTS)]
+    base, *components = (os.path.relpath(place, tmp_path.resolve()) for place in places)
+    overlay = {"namespace": "gpu-health", "resources": [base], "components": components}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay), encoding="utf-8")
+    command = ["kubectl", "kustomize", str(tmp_path.resolve())]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    named = set(re.findall(r"^ *namespace: (\S+)$", done.stdout, re.MULTILINE))
+    assert named == {"gpu-health"}
+
+
 def test_components_are_all_known() -> None:
     """The chart has a value for each component, and no other."""
     assert set(COMPONENTS) == {path.name for path in (KUBERNETES / "components").iterdir()}
