@@ -77,6 +77,7 @@ def by_rule(source: Source, *, size: tuple[int, int]) -> dashboard.Panel:
 
     It shows a fault that affects many nodes.
     """
+    firing = 'alertstate="firing",severity=~"critical|warning|info"'
     return rows(
         "Firing alerts by rule",
         "Number of firing alerts of each rule: a leaf that takes down forty nodes is one line.",
@@ -85,8 +86,8 @@ def by_rule(source: Source, *, size: tuple[int, int]) -> dashboard.Panel:
             Column("Alert", "alertname", link=source.runbook()),
             Column(
                 "Alerts",
-                expr="""count by (severity, alertname, symptom)
-                (ALERTS{@alerts,alertstate="firing",severity=~"critical|warning|info"})""",
+                expr=f"""count by (severity, alertname, symptom)
+                (ALERTS{{@alerts,{firing}}} or ALERTS{{@server,{firing}}})""",
                 steps=((1, YELLOW), (10, ORANGE), (100, RED)),
                 width=80,
             ),

@@ -58,7 +58,7 @@ class Board:
     description: str
     variables: Sequence[dashboard.VariableModel]
     rows: Sequence[Row]
-    alerts: tuple[str, ...] = ("@alerts",)
+    alerts: tuple[str, ...] = ("@alerts", "@server")
     """The matchers of the alerts that graphs mark: those with the labels of any."""
     since: str = "now-1h"
 

@@ -103,7 +103,7 @@ def _now(source: Source) -> list[dashboard.Panel]:
             steps=ANY,
             unknown="no GPUs",
         ),
-        alerts.firing(source, "@alerts", size=(16, 10)),
+        alerts.firing(source, "@alerts", "@server", size=(16, 10)),
         alerts.by_rule(source, size=(8, 10)),
         squares(
             "Nodes by severity",

@@ -20,6 +20,7 @@ SCOPES = {
     "@of_jobs": 'cluster=~"$cluster",training_job=~"$training"',
     "@rules": 'cluster=~"$cluster"',
     "@alerts": 'cluster=~"$cluster",alertname=~"Dshealthd.+"',
+    "@server": 'cluster="",node="",training_job="",alertname=~"Dshealthd.+"',
 }
 """Scopes that a selector may begin with, and the matchers that each stands for.
 
@@ -27,9 +28,10 @@ SCOPES = {
 the rules use: a scrape job may have any name, and targets of other exporters, which have `up`, too.
 `cluster` may be an external label, which a Prometheus does not add to its own answers, so all its
 matchers also match series without it. Recorded series have no `exporter`; `training_job` names a
-training, and `@of_jobs` is for recorded series of one.
+training, and `@of_jobs` is for recorded series of one. `@server` are alerts about Prometheus itself
+and what it no longer scrapes: they are of no cluster, and concern each.
 """
-_SCOPE = re.compile(r"@(?:fleet|nodes|node|gpus|jobs|of_jobs|rules|alerts)\b")
+_SCOPE = re.compile(r"@(?:fleet|nodes|node|gpus|jobs|of_jobs|rules|alerts|server)\b")
 
 
 def promql(text: str) -> str:

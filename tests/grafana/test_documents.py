@@ -306,6 +306,16 @@ def test_links() -> None:
     assert all_symptoms(), "the runbooks are the symptoms' files"
 
 
+def test_alerts_of_no_cluster_are_shown_with_each() -> None:
+    """Where nothing is scraped any more, or rules fail, the alert has no cluster: with one
+    selected, the fleet would look as if nothing fired.
+    """
+    asked = {query.panel: query for query in queries() if query.board == "dshealthd-fleet"}
+    for panel in ("Firing alerts", "Firing alerts by rule", "annotation"):
+        expr = substituted(asked[panel].expr, variables(cluster="a"))
+        assert set(re.findall(r'ALERTS{cluster=~?"(\w*)"', expr)) == {"a", ""}, panel
+
+
 def test_what_is_linked_has_its_cluster() -> None:
     """Each line, square or row that leads to a node or a job comes with the label of its cluster;
     tables show it.
