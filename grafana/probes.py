@@ -20,8 +20,8 @@ BUCKETS = "rate(dshealthd_probe_duration_seconds_bucket{@nodes}[$__rate_interval
 FAILED = '@nodes,outcome!~"ok|declined"'
 CLASS = "cluster, model, kind, backend, op, size"
 """Labels within which bandwidths are comparable."""
-BANDWIDTH = """dshealthd_probe_bus_bandwidth_bytes_per_second{@nodes} * on (instance) group_left
-(model) dshealthd:node:class{@rules}"""
+BANDWIDTH = """dshealthd_probe_bus_bandwidth_bytes_per_second{@nodes} * on (cluster, instance)
+group_left (model) dshealthd:node:class{@rules}"""
 MEDIAN = "dshealthd:fleet:probe_bus_bandwidth_bytes_per_second:median{@rules}"
 RATIO = 'dshealthd:node:probe_bus_bandwidth:ratio{@rules,node=~"$node"}'
 

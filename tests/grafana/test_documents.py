@@ -248,6 +248,10 @@ def test_queries(uid: str) -> None:
         for group in re.findall(r"\b(?:by|on|ignoring) \(([^()]*)\)", expr):
             names = {name.strip() for name in group.split(",")} - {""}
             assert names <= known, f"{query.place}: {names - known}"
+        for group in re.findall(r"\bon \(([^()]+)\)", expr):
+            # Two clusters may have the same addresses and names.
+            of_nodes = re.search(r"\b(?:instance|node)\b", group)
+            assert not of_nodes or "cluster" in group, f"{query.place}: joins on ({group})"
 
 
 def test_what_is_normal_has_no_color() -> None:
