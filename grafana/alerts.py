@@ -22,8 +22,10 @@ SEVERITIES: States = {
 PARTS = ("rank", "class", "gpu", "part", "peer", "leaf", "reason")
 """Labels with which an alert names the part of its node."""
 KEPT = "severity, alertname, symptom, cluster, node, training_job, which"
-RULES_LOADED = 'sum(ALERTS{@alerts,alertname="DshealthdWatchdog",alertstate="firing"})'
-"""Empty if Prometheus evaluates no rules: then the absence of alerts means nothing."""
+RULES_LOADED = 'sum(ALERTS{cluster=~"$cluster|",alertname="DshealthdWatchdog",alertstate="firing"})'
+"""Empty if Prometheus evaluates no rules: then the absence of alerts means nothing. The Watchdog is
+of the server, and has a label `cluster` only where that is an external label.
+"""
 
 
 def firing(
@@ -75,6 +77,7 @@ def by_rule(source: Source, *, size: tuple[int, int]) -> dashboard.Panel:
 
     It shows a fault that affects many nodes.
     """
+    firing = 'alertstate="firing",severity=~"critical|warning|info"'
     return rows(
         "Firing alerts by rule",
         "Number of firing alerts of each rule: a leaf that takes down forty nodes is one line.",
@@ -83,8 +86,8 @@ def by_rule(source: Source, *, size: tuple[int, int]) -> dashboard.Panel:
             Column("Alert", "alertname", link=source.runbook()),
             Column(
                 "Alerts",
-                expr="""count by (severity, alertname, symptom)
-                (ALERTS{@alerts,alertstate="firing",severity=~"critical|warning|info"})""",
+                expr=f"""count by (severity, alertname, symptom)
+                (ALERTS{{@alerts,{firing}}} or ALERTS{{@server,{firing}}})""",
                 steps=((1, YELLOW), (10, ORANGE), (100, RED)),
                 width=80,
             ),

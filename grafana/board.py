@@ -58,7 +58,7 @@ class Board:
     description: str
     variables: Sequence[dashboard.VariableModel]
     rows: Sequence[Row]
-    alerts: tuple[str, ...] = ("@alerts",)
+    alerts: tuple[str, ...] = ("@alerts", "@server")
     """The matchers of the alerts that graphs mark: those with the labels of any."""
     since: str = "now-1h"
 
@@ -82,7 +82,6 @@ def choice(
     regex: str = "",
     several: bool = False,
     everything: str | None = None,
-    hidden: bool = False,
 ) -> dashboard.VariableModel:
     """Return a dashboard's variable with the values that a query finds.
 
@@ -98,7 +97,7 @@ def choice(
         name=name,
         label=label,
         description=description or None,
-        hide=dashboard.VariableHide.HIDE_VARIABLE if hidden else dashboard.VariableHide.DONT_HIDE,
+        hide=dashboard.VariableHide.DONT_HIDE,
         query={"query": promql(query), "refId": name},
         definition=promql(query),
         datasource=DATA_SOURCE,
@@ -120,20 +119,6 @@ def cluster() -> dashboard.VariableModel:
         "label_values(dshealthd_build_info, cluster)",
         several=True,
         everything=".*",
-    )
-
-
-def scrape_job() -> dashboard.VariableModel:
-    """Return the hidden variable of the agents' scrape jobs, as every target has the metric
-    `up`.
-    """
-    return choice(
-        "job",
-        "Scrape job",
-        'label_values(dshealthd_build_info{cluster=~"$cluster"}, job)',
-        several=True,
-        everything="",
-        hidden=True,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grafana.board import Row, Source
-from grafana.panels import BLUE, GREEN, ORANGE, RED, YELLOW, graph, number
+from grafana.panels import BLUE, ORANGE, RED, YELLOW, graph, number
 from grafana.queries import ROWS, SERIES, grown, grown_or_new, least, most, worst, worst_line
 from grafana.tables import NODE_COLUMN, Column, rows
 
@@ -46,7 +46,6 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
             "Ports not up",
             "Ports that are not active, including uncabled ones.",
             f"count({up}) - sum({up})",
-            steps=((None, GREEN), (1, ORANGE)),
             unknown="no ports",
         ),
         graph(

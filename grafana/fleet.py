@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grafana import alerts, trends, trouble
-from grafana.board import NO_PROBES, Board, Row, Source, cluster, data_source, scrape_job
+from grafana.board import NO_PROBES, Board, Row, Source, cluster, data_source
 from grafana.panels import GRAY, GREEN, ORANGE, PURPLE, RED, number, squares, timeline
 from grafana.queries import NODES, ROWS, SERIES, most, worst_of
 from grafana.tables import NODE_COLUMN, Column, rows
@@ -34,7 +34,7 @@ def board(source: Source) -> Board:
         uid="dshealthd-fleet",
         title="dshealthd / Fleet",
         description="Which nodes need me now, and why.",
-        variables=[data_source(), cluster(), scrape_job()],
+        variables=[data_source(), cluster()],
         rows=[
             Row(title="Which nodes need me now", panels=_now(source)),
             Row(title="Suspects and probes", panels=_probes(source)),
@@ -54,7 +54,7 @@ def _now(source: Source) -> list[dashboard.Panel]:
     return [
         number(
             "Nodes",
-            "Nodes that Prometheus scrapes: the targets of the scrape job.",
+            "Nodes whose agent Prometheus scrapes, whether or not it answers.",
             "count(up{@fleet})",
         ),
         number(
@@ -103,7 +103,7 @@ def _now(source: Source) -> list[dashboard.Panel]:
             steps=ANY,
             unknown="no GPUs",
         ),
-        alerts.firing(source, "@alerts", size=(16, 10)),
+        alerts.firing(source, "@alerts", "@server", size=(16, 10)),
         alerts.by_rule(source, size=(8, 10)),
         squares(
             "Nodes by severity",

@@ -25,10 +25,15 @@ ACTIONS: States = {
     4: ("drain and reset", ORANGE),
     5: ("IMEX recovery", ORANGE),
     6: ("bus reset", RED),
+    7: ("system reboot", RED),
 }
 HELD: States = {0: ("free", GREEN), 1: ("throttled", RED)}
-NOT_IDLE = 'reason!~"gpu_idle|applications_clocks_setting|sync_boost|display_clock_setting"'
-"""Leaves out harmless reasons: idle clocks, and limits that somebody set."""
+SLOWED = (
+    'reason!~"gpu_idle|applications_clocks_setting|sync_boost|display_clock_setting|sw_power_cap"'
+)
+"""Leaves out harmless reasons: idle clocks, limits that somebody set, and the power limit, at which
+a GPU runs under full load.
+"""
 XIDS = most("max", "gpu, pci, xid", "dshealthd_xid_last_timestamp_seconds{@node}")
 LINK_ERRORS = f"sum by (gpu, link) ({grown_or_new('dshealthd_nvlink_errors_total{@gpus}')})"
 BAD_LINKS = f"""(topk({ROWS}, {LINK_ERRORS} > 0) or max by (gpu, link) (dshealthd_nvlink_up{{@gpus}}
@@ -38,7 +43,7 @@ BAD_LINKS = f"""(topk({ROWS}, {LINK_ERRORS} > 0) or max by (gpu, link) (dshealth
 def board_rows(source: Source) -> list[Row]:
     """Return the rows about a node's GPUs and their links."""
     return [
-        Row(title="GPUs", panels=[_table(source), *_vital(source)]),
+        Row(title="GPUs", panels=[_table(), *_vital(source)]),
         Row(title="GPU memory errors and Xids", panels=_errors(source)),
         Row(title="NVLink and PCIe", panels=_links(source), closed=True),
     ]
@@ -48,14 +53,13 @@ def _each(expression: str) -> str:
     return f"max by (gpu) ({expression})"
 
 
-def _table(source: Source) -> dashboard.Panel:
-    limits = source.limits
+def _table() -> dashboard.Panel:
     ecc = 'dshealthd_gpu_ecc_errors_total{@gpus,type="uncorrected",counter="volatile"}'
     return rows(
         "GPUs",
         """One line per GPU. “unknown”: the GPU does not report the value, or it could not be read.
-        "Throttles" is the number of active reasons for throttling; ECC counts uncorrected errors
-        since the driver was loaded.""",
+        "Throttles" is the number of active reasons for throttling, as in the panel *Throttling*;
+        ECC counts uncorrected errors since the driver was loaded.""",
         [
             Column("GPU", "gpu", width=55),
             Column("Readable", expr=_each("dshealthd_gpu_up{@gpus}"), states=UP, width=80),
@@ -63,11 +67,6 @@ def _table(source: Source) -> dashboard.Panel:
                 "Core",
                 expr=_each('dshealthd_gpu_temperature_celsius{@gpus,sensor="core"}'),
                 unit="celsius",
-                steps=(
-                    (None, GREEN),
-                    (limits["gpu_temperature_celsius"], ORANGE),
-                    (limits["gpu_temperature_critical_celsius"], RED),
-                ),
             ),
             Column(
                 "Power", expr=_each("dshealthd_gpu_power_watts{@gpus}"), unit="watt", decimals=0
@@ -86,12 +85,11 @@ def _table(source: Source) -> dashboard.Panel:
                 ),
                 unit="percentunit",
                 decimals=0,
-                steps=((None, GREEN), (limits["gpu_memory_held_ratio"], ORANGE)),
             ),
             Column("Processes", expr=_each("dshealthd_gpu_compute_processes{@gpus}")),
             Column(
                 "Throttles",
-                expr=f"sum by (gpu) (dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}})",
+                expr=f"sum by (gpu) (dshealthd_gpu_throttle_active{{@gpus,{SLOWED}}})",
                 steps=((None, GREEN), (1, YELLOW)),
             ),
             Column("ECC", expr=_each(ecc), steps=BROKEN),
@@ -163,7 +161,7 @@ def _vital(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Memory in use",
-            "Share of the memory in use. At the threshold the next allocation is likely to fail.",
+            "Share of the memory in use. PyTorch keeps what it has freed: a training fills it.",
             (
                 _each(
                     """dshealthd_gpu_memory_used_bytes{@gpus} /
@@ -172,7 +170,6 @@ def _vital(source: Source) -> list[dashboard.Panel]:
                 GPU,
             ),
             unit="percentunit",
-            steps=((limits["gpu_memory_held_ratio"], ORANGE),),
             maximum=1,
         ),
         graph(
@@ -185,11 +182,11 @@ def _vital(source: Source) -> list[dashboard.Panel]:
         ),
         timeline(
             "Throttling",
-            """GPUs throttled in the time shown, by reason; idle clocks and limits that somebody set
-            are left out.""",
-            f"""max by (gpu, reason) (dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}}) and on
+            """GPUs throttled in the time shown, by reason; idle clocks, limits that somebody set,
+            and the power limit, which is reached under full load, are left out.""",
+            f"""max by (gpu, reason) (dshealthd_gpu_throttle_active{{@gpus,{SLOWED}}}) and on
             (gpu, reason) topk({ROWS}, max by (gpu, reason)
-            (max_over_time(dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}}[$__range] @ end())) >
+            (max_over_time(dshealthd_gpu_throttle_active{{@gpus,{SLOWED}}}[$__range] @ end())) >
             0)""",
             f"{GPU} {{{{reason}}}}",
             HELD,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grafana import alerts, collectives, hangs, steps
-from grafana.board import Board, Row, Source, choice, cluster, data_source, scrape_job
+from grafana.board import Board, Row, Source, choice, cluster, data_source
 from grafana.panels import GREEN, ORANGE, RED, number
 from grafana.queries import ROWS, most
 from grafana.tables import JOB_COLUMN, Column, rows
@@ -33,7 +33,6 @@ def board(source: Source) -> Board:
         variables=[
             data_source(),
             cluster(),
-            scrape_job(),
             choice(
                 "training",
                 "Training job",

@@ -16,10 +16,22 @@ if TYPE_CHECKING:
     from grafana_foundation_sdk.models import dashboard
 
 
+def _named(peers: str) -> str:
+    """Return the series with a label `named`, the node that the member `peer` is: in Kubernetes
+    members are addresses.
+    """
+    nodes = """label_replace(label_replace(dshealthd:member:node{@rules}, "named", "$1", "node",
+    "(.+)"), "peer", "$1", "member", "(.+)")"""
+    return f"""{peers} * on (cluster, peer) group_left (named) {nodes} or
+    label_replace({peers} unless on (cluster, peer) {nodes}, "named", "$1", "peer", "(.+)")"""
+
+
 def panels(source: Source) -> list[dashboard.Panel]:
     """Return the panels about members of the probes, their clocks and disagreements."""
     clocks = 'dshealthd_probe_clock_offset_seconds{@nodes,statistic="median"}'
     bad = ((None, GREEN), (1, ORANGE))
+    disagree = """(max by (cluster, node, peer, reason) (dshealthd_probe_peer_disagrees{@nodes}) ==
+    1)"""
     return [
         number(
             "Nodes that probe",
@@ -69,12 +81,9 @@ def panels(source: Source) -> list[dashboard.Panel]:
             versions or addresses differ: at most {ROWS}.""",
             [
                 NODE_COLUMN,
-                Column("Peer", "peer", link=node_link("${__data.fields.peer}")),
+                Column("Peer", "named", link=node_link("${__data.fields.named}")),
                 Column("Reason", "reason"),
-                Column(
-                    expr=f"""topk({ROWS}, max by (cluster, node, peer, reason)
-                    (dshealthd_probe_peer_disagrees{{@nodes}}) == 1)"""
-                ),
+                Column(expr=f"topk({ROWS}, {_named(disagree)})"),
             ],
             size=(12, 8),
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grafana import alerts, gpus, host
-from grafana.board import Board, Row, Source, choice, cluster, data_source, scrape_job
+from grafana.board import Board, Row, Source, choice, cluster, data_source
 from grafana.panels import GREEN, ORANGE, RED, number
 from grafana.queries import ROWS, most
 from grafana.tables import Column, rows
@@ -23,7 +23,6 @@ def board(source: Source) -> Board:
         variables=[
             data_source(),
             cluster(),
-            scrape_job(),
             choice("node", "Node", "label_values(up{@fleet}, node)"),
             choice(
                 "gpu",
@@ -67,7 +66,6 @@ def _overview(source: Source) -> list[dashboard.Panel]:
             "Ports not up",
             "InfiniBand and RoCE ports that are not active, including uncabled ones.",
             "count(dshealthd_infiniband_port_up{@node}) - sum(dshealthd_infiniband_port_up{@node})",
-            steps=((None, GREEN), (1, ORANGE)),
             unknown="no ports",
         ),
         number(

@@ -41,8 +41,10 @@ GREEN, YELLOW, ORANGE, RED, PURPLE, GRAY, BLUE = (
 UP: States = {1: ("yes", GREEN), 0: ("no", RED)}
 UNKNOWN = "unknown"
 """Shown instead of 0 if the value is not known."""
-KEPT = "${datasource:queryparam}&${cluster:queryparam}&${__url_time_range}"
-"""Query parameters that a link passes on to another dashboard."""
+KEPT = "${datasource:queryparam}&${__url_time_range}"
+"""Query parameters that a link passes on to another dashboard, beside what it leads to."""
+CLUSTER = "${__data.fields.cluster}"
+"""The cluster of a table's row, empty without that label: two may have nodes of one name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,24 +55,28 @@ class Link:
     url: str
 
 
-def node_link(field: str = "${__data.fields.node}") -> Link:
+def node_link(field: str = "${__data.fields.node}", cluster: str = CLUSTER) -> Link:
     """Return a link to the dashboard of the node that `field` names, by default that of a table's
     row.
     """
-    return Link(title="Node", url=f"/d/dshealthd-node/dshealthd-node?var-node={field}&{KEPT}")
+    return Link(
+        title="Node",
+        url=f"/d/dshealthd-node/dshealthd-node?var-node={field}&var-cluster={cluster}&{KEPT}",
+    )
 
 
 def _link_of(*legends: str) -> Link | None:
     """Return the link of lines, bands or squares to the dashboard of the node that names them."""
     named = any("{{node}}" in legend for legend in legends)
-    return node_link("${__field.labels.node}") if named else None
+    return node_link("${__field.labels.node}", "${__field.labels.cluster}") if named else None
 
 
 def job_link() -> Link:
     """Return a link from a table's row to the dashboard of its training job."""
     return Link(
         title="Job",
-        url=f"/d/dshealthd-jobs/dshealthd-jobs?var-training=${{__data.fields.training_job}}&{KEPT}",
+        url="/d/dshealthd-jobs/dshealthd-jobs?var-training=${__data.fields.training_job}"
+        f"&var-cluster={CLUSTER}&{KEPT}",
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grafana import fabric, membership
-from grafana.board import NO_PROBES, Board, Row, Source, choice, cluster, data_source, scrape_job
+from grafana.board import NO_PROBES, Board, Row, Source, choice, cluster, data_source
 from grafana.panels import GREEN, ORANGE, RED, graph, timeline
 from grafana.queries import ROWS, SERIES, worst, worst_line
 from grafana.tables import NODE_COLUMN, Column, rows
@@ -20,8 +20,8 @@ BUCKETS = "rate(dshealthd_probe_duration_seconds_bucket{@nodes}[$__rate_interval
 FAILED = '@nodes,outcome!~"ok|declined"'
 CLASS = "cluster, model, kind, backend, op, size"
 """Labels within which bandwidths are comparable."""
-BANDWIDTH = """dshealthd_probe_bus_bandwidth_bytes_per_second{@nodes} * on (instance) group_left
-(model) dshealthd:node:class{@rules}"""
+BANDWIDTH = """dshealthd_probe_bus_bandwidth_bytes_per_second{@nodes} * on (cluster, instance)
+group_left (model) dshealthd:node:class{@rules}"""
 MEDIAN = "dshealthd:fleet:probe_bus_bandwidth_bytes_per_second:median{@rules}"
 RATIO = 'dshealthd:node:probe_bus_bandwidth:ratio{@rules,node=~"$node"}'
 
@@ -36,7 +36,6 @@ def board(source: Source) -> Board:
         variables=[
             data_source(),
             cluster(),
-            scrape_job(),
             choice("node", "Node", "label_values(up{@fleet}, node)", several=True, everything=".+"),
         ],
         rows=[

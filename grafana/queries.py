@@ -12,23 +12,26 @@ NODES = 1000
 """Most nodes in the grid; the worst come first."""
 
 SCOPES = {
-    "@fleet": 'cluster=~"$cluster",job=~"$job"',
-    "@nodes": 'cluster=~"$cluster",job=~"$job",node=~"$node"',
-    "@node": 'cluster=~"$cluster",job=~"$job",node="$node"',
-    "@gpus": 'cluster=~"$cluster",job=~"$job",node="$node",gpu=~"$gpu"',
-    "@jobs": 'cluster=~"$cluster",job=~"$job",training_job=~"$training"',
+    "@fleet": 'cluster=~"$cluster",exporter="dshealthd"',
+    "@nodes": 'cluster=~"$cluster",exporter="dshealthd",node=~"$node"',
+    "@node": 'cluster=~"$cluster",exporter="dshealthd",node="$node"',
+    "@gpus": 'cluster=~"$cluster",exporter="dshealthd",node="$node",gpu=~"$gpu"',
+    "@jobs": 'cluster=~"$cluster",exporter="dshealthd",training_job=~"$training"',
     "@of_jobs": 'cluster=~"$cluster",training_job=~"$training"',
     "@rules": 'cluster=~"$cluster"',
     "@alerts": 'cluster=~"$cluster",alertname=~"Dshealthd.+"',
+    "@server": 'cluster="",node="",training_job="",alertname=~"Dshealthd.+"',
 }
 """Scopes that a selector may begin with, and the matchers that each stands for.
 
-`node` is the label that `deploy/prometheus/dshealthd.yml` gives every target and that the rules
-use. `cluster` may be an external label, which a Prometheus does not add to its own answers, so all
-its matchers also match series without it. Recorded series have no `job`, which names
-the scrape; `training_job` names a training, and `@of_jobs` is for recorded series of one.
+`exporter` and `node` are labels that `deploy/prometheus/dshealthd.yml` gives every target and that
+the rules use: a scrape job may have any name, and targets of other exporters, which have `up`, too.
+`cluster` may be an external label, which a Prometheus does not add to its own answers, so all its
+matchers also match series without it. Recorded series have no `exporter`; `training_job` names a
+training, and `@of_jobs` is for recorded series of one. `@server` are alerts about Prometheus itself
+and what it no longer scrapes: they are of no cluster, and concern each.
 """
-_SCOPE = re.compile(r"@(?:fleet|nodes|node|gpus|jobs|of_jobs|rules|alerts)\b")
+_SCOPE = re.compile(r"@(?:fleet|nodes|node|gpus|jobs|of_jobs|rules|alerts|server)\b")
 
 
 def promql(text: str) -> str:

@@ -51,8 +51,11 @@ def rows(
     """Return a table; `sort` is a column's title and whether it descends, `unknown` the text of a
     cell without a value.
 
-    With `matrix`, the values of two labels become its rows and its columns.
+    With `matrix`, the values of two labels become its rows and its columns. A table whose rows lead
+    to a node or a job has their cluster, too.
     """
+    if any(column.link and panels.CLUSTER in column.link.url for column in columns):
+        columns = [*columns, Column("Cluster", "cluster")]
     values = [column for column in columns if column.expr]
     targets = [
         panels.target(column.expr, ref, instant=True, labels=True)

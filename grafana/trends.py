@@ -32,7 +32,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Nodes answering",
-            "Nodes whose agent answers, against all targets of the scrape job.",
+            "Nodes whose agent answers, against all that are scraped.",
             ("sum(up{@fleet})", "answering"),
             ("count(up{@fleet})", "targets"),
             limits=["targets"],

@@ -334,6 +334,17 @@ def test_exposure_of_other_settings(row: str, changes: list[list[str]], tmp_path
         assert f"| {found[1]} |" in line
 
 
+def test_a_worker_killed_for_its_memory_does_not_end_the_service() -> None:
+    """By default systemd stops a service of which the OOM killer has taken a process, here often a
+    worker, which the agent replaces by itself.
+    """
+    lines = UNIT.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith("OOM")] == [
+        "OOMScoreAdjust=500",
+        "OOMPolicy=continue",
+    ]
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 @pytest.mark.parametrize(
     ("unit", "drop_in", "limit"),

@@ -35,7 +35,7 @@ from dshealthd.core.persistent_counters import OTHER, PersistentCounters, Row
 from dshealthd.core.result import fault_of
 from dshealthd.core.state_writer import LatestWriter
 from dshealthd.linux import kernel_lines as lines
-from dshealthd.linux.journal import JournalReader
+from dshealthd.linux.journal import JournalReader, kernel_log_reader
 from dshealthd.linux.kmsg import KERNEL, KernelLogReader
 from dshealthd.linux.pci import bus
 
@@ -179,9 +179,7 @@ class KernelLog(Collector):
         self._shown: list[Sample] | None = None
 
     def _open(self) -> KernelLogReader | JournalReader:
-        if self.options.journal:
-            return JournalReader(self.host, self.context.monotonic)
-        return KernelLogReader(self.host.device("kmsg"), self.context.monotonic)
+        return kernel_log_reader(self.host, self.context.monotonic, journal=self.options.journal)
 
     @classmethod
     def runs_in(cls, options: Any) -> Worker | None:

@@ -4,7 +4,7 @@ The agent sends a request, receives the name of the bundle once it is begun, sen
 some seconds later, and receives the outcome:
 
 → {"case": {…}, "host": {…}, "directory": PATH, "limits": {…}, "begun": SECONDS, "node": NAME,
-"metrics": TEXT, "jobs": […], "probes": {…}, "log_paths": [PATTERN, …]} ← {"bundle": NAME}
+"metrics": TEXT, "jobs": […], "probes": {…}, "logs": [[PATTERN, …], JOURNAL]} ← {"bundle": NAME}
 → {"metrics": TEXT, "interval": SECONDS} ← {"outcome": OUTCOME, "detail": TEXT,
 "kept": [NAME, …]}
 """
@@ -22,7 +22,7 @@ from dshealthd.core.host import Host, read_bytes
 from dshealthd.core.options import decoded
 from dshealthd.evidence import bundle as bundles
 from dshealthd.evidence.collection import Collection
-from dshealthd.evidence.findings import HangCase
+from dshealthd.evidence.findings import HangCase, LogSources
 from dshealthd.evidence.stacks import find_py_spy
 from dshealthd.linux.credentials import parse_real_user
 
@@ -64,7 +64,7 @@ def _make(
         node=request["node"],
         begun=begun,
         py_spy=find_py_spy(),
-        log_paths=tuple(request["log_paths"]),
+        logs=LogSources(*request["logs"]),
     )
     collection.begin(request["metrics"], request["jobs"], request["probes"])
     channel.sendall(wire.pack({"bundle": bundle.path.name}))

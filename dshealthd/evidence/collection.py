@@ -26,6 +26,7 @@ from dshealthd.evidence import (
 from dshealthd.evidence.findings import (
     CollectedEvidence,
     HangCase,
+    LogSources,
     NodeMembers,
     RankEvidence,
 )
@@ -71,19 +72,18 @@ class Collection:
         node: str,
         begun: float,
         py_spy: str | None,
-        log_paths: tuple[str, ...] = (),
+        logs: LogSources,
     ) -> None:
         """Prepare a collection begun at Unix time `begun`.
 
-        `py_spy` is the path of that program, None if it is not installed. `log_paths` are patterns
-        of the jobs' logs, in addition to the ranks' output.
+        `py_spy` is the path of that program, None if it is not installed.
         """
         self.findings = CollectedEvidence(case=case, node=node, begun=begun)
         self._started = time.monotonic()
         self._host = host
         self._bundle = bundle
         self._py_spy = py_spy
-        self._log_paths = log_paths
+        self._logs = logs
 
     def begin(
         self,
@@ -125,7 +125,8 @@ class Collection:
             ),
             members.DEADLINE,
         )
-        steps = [Step("kernel log", functools.partial(kernel_log.collect, host=self._host))]
+        kernel = functools.partial(kernel_log.collect, host=self._host, journal=self._logs.journal)
+        steps = [Step("kernel log", kernel)]
         asking = self._query_ras()
         if asking is not None:
             steps.append(Step("NCCL RAS", asking, 2 * MAX_ANSWER + _SMALL))
@@ -133,7 +134,7 @@ class Collection:
             job_logs.collect,
             host=self._host,
             ranks=[(rank.job, rank.rank, rank.pid) for rank in self.findings.ranks],
-            paths=self._log_paths,
+            paths=self._logs.paths,
             now=self.findings.begun,
         )
         steps.append(Step("job logs", explained))

@@ -14,7 +14,7 @@ from dshealthd.evidence import members
 from dshealthd.evidence.bundle import SUMMARY
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
-from dshealthd.evidence.service import Evidence, job_log_paths
+from dshealthd.evidence.service import Evidence, log_sources
 from dshealthd.http.client import local
 from dshealthd.http.exchange import Unreachable
 from dshealthd.linux import forked
@@ -68,7 +68,7 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
         monotonic=time.monotonic,
         wall=time.time,
     )
-    taker.log_paths = job_log_paths(loaded)
+    taker.logs = log_sources(loaded)
     taken = asyncio.run(taker.collect(HangCase(job=job or "", reason="requested", always_ask=True)))
     if not taken.bundle:
         print_lines(

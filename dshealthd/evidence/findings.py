@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from dshealthd.core import schema
 
@@ -30,6 +30,15 @@ class HangCase:
     """Ranks of this node with their pids, from heartbeats; ranks that send none may be missing."""
     always_ask: bool = False
     """Whether to query NCCL RAS although rank 0 is on another node, whose agent queries it."""
+
+
+class LogSources(NamedTuple):
+    """The logs that a collection reads, beside the output of the ranks."""
+
+    paths: tuple[str, ...] = ()
+    """Patterns of the jobs' logs."""
+    journal: bool = False
+    """Whether the kernel log is read from the journal, as by the collector `kernel_log`."""
 
 
 def file_of(rank: int, pid: int) -> str:

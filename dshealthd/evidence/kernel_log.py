@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
+from dshealthd.core.collector import NotAvailable, SourceError
 from dshealthd.core.text import printable
-from dshealthd.linux.kmsg import KERNEL, KernelLogReader
+from dshealthd.linux.forked import Missing
+from dshealthd.linux.journal import kernel_log_reader
+from dshealthd.linux.kmsg import KERNEL, KernelLogRecord
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host
@@ -20,22 +24,29 @@ MAX_RECORDS = 200_000
 """More than any buffer holds."""
 MAX_LINES = 2_000
 """Most lines kept, the last ones: some 200 kB, at 100 bytes each."""
-_SECONDS = 5.0
+_SECONDS = 20.0
+"""A journal may have months of lines to pass over; a collection waits longer for other steps."""
 
 
-def collect(emit: Emit, host: Host) -> None:
+def collect(emit: Emit, host: Host, *, journal: bool) -> None:
     """Emit `kernel-log.txt`, newest lines last.
 
-    OSError if the log cannot be read.
+    OSError or `Missing` if the log, or a part of it, cannot be read.
 
     Lines that the kernel itself did not write are marked: any process with access to the log can
     forge them.
     """
-    reader = KernelLogReader(host.device("kmsg"), time.monotonic)
+    reader = kernel_log_reader(host, time.monotonic, journal=journal)
     oldest = time.clock_gettime(time.CLOCK_MONOTONIC) - AGE
-    lines = [record for record in reader.read(MAX_RECORDS, _SECONDS) if record.timestamp >= oldest]
-    reader.close()
-    for record in lines[-MAX_LINES:]:
+    lines = deque[KernelLogRecord](maxlen=MAX_LINES)
+    problem = ""
+    try:
+        lines.extend(
+            record for record in reader.read(MAX_RECORDS, _SECONDS) if record.timestamp >= oldest
+        )
+    except (NotAvailable, SourceError) as error:
+        problem = str(error)
+    for record in lines:
         writer = "" if record.facility == KERNEL else f"(facility {record.facility}) "
         emit(
             FILE,
@@ -43,3 +54,8 @@ def collect(emit: Emit, host: Host) -> None:
                 errors="replace"
             ),
         )
+    if not (problem or reader.drained):
+        problem = f"the newest lines are missing: it was not read to its end in {_SECONDS:g} s"
+    reader.close()
+    if problem:
+        raise Missing(problem)

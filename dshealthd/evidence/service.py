@@ -19,7 +19,7 @@ from dshealthd.core.options import encode
 from dshealthd.core.timing import time_limit
 from dshealthd.evidence.bundle import bundles_among
 from dshealthd.evidence.collection_process import CollectionProcess
-from dshealthd.evidence.findings import HangCase
+from dshealthd.evidence.findings import HangCase, LogSources
 from dshealthd.evidence.options import EvidenceOptions
 
 if TYPE_CHECKING:
@@ -76,10 +76,12 @@ def case(hang: Standstill) -> HangCase:
     )
 
 
-def job_log_paths(config: Config) -> tuple[str, ...]:
-    """Return the patterns of the jobs' logs, which evidence of a hang includes."""
-    paths: tuple[str, ...] = getattr(config.collectors.get("job_logs"), "paths", ())
-    return paths
+def log_sources(config: Config) -> LogSources:
+    """Return the logs that evidence of a hang includes: those that the collectors read."""
+    return LogSources(
+        getattr(config.collectors.get("job_logs"), "paths", ()),
+        getattr(config.collectors.get("kernel_log"), "journal", False),
+    )
 
 
 class Evidence:
@@ -108,8 +110,7 @@ class Evidence:
         collecting program, which gets the number of its descriptor as its last argument.
         """
         self.options = options
-        self.log_paths: tuple[str, ...] = ()
-        """Patterns of the jobs' logs."""
+        self.logs = LogSources()
         self.directory = state / DIRECTORY
         self._host = host
         self._metrics = metrics
@@ -132,7 +133,7 @@ class Evidence:
     async def apply(self, config: Config) -> None:
         """Apply a configuration from now on."""
         self.options, self._host = config.section(EvidenceOptions), config.path.host
-        self.log_paths = job_log_paths(config)
+        self.logs = log_sources(config)
         if self._kept is None:
             await self.remember()
 
@@ -295,5 +296,5 @@ class Evidence:
             "metrics": self._metrics(),
             "jobs": document.get("jobs", []),
             "probes": document.get("probe"),
-            "log_paths": list(self.log_paths),
+            "logs": self.logs,
         }

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import NotAvailable, Reason, SourceError
 from dshealthd.core.host import read
 from dshealthd.core.text import plural
-from dshealthd.linux.kmsg import CLOCK_EVERY, KernelLogRecord, LogReader
+from dshealthd.linux.kmsg import CLOCK_EVERY, KernelLogReader, KernelLogRecord, LogReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -385,3 +385,12 @@ class JournalReader(LogReader):
                 raise NotAvailable(message)
             self._directory = found[0]
         return self._directory
+
+
+def kernel_log_reader(
+    host: Host, monotonic: Callable[[], float], *, journal: bool
+) -> KernelLogReader | JournalReader:
+    """Return a reader of the kernel log, in the journal or in `/dev/kmsg`."""
+    if journal:
+        return JournalReader(host, monotonic)
+    return KernelLogReader(host.device("kmsg"), monotonic)

@@ -54,7 +54,7 @@ class Allowance(NamedTuple):
 
 
 def size(nodes: int, ratio: float) -> int:
-    """Return the drain budget of a cluster: a share of its nodes, at least one."""
+    """Return the drain budget of so many nodes: a share of them, at least one."""
     return max(1, int(nodes * ratio))
 
 
@@ -68,10 +68,13 @@ def spent_budget(nodes: Iterable[SlurmNode], wall: float, period: float = HOUR) 
 def allowance(
     nodes: Iterable[SlurmNode], ratio: float, daily_ratio: float, wall: float
 ) -> Allowance:
-    """Return how many more nodes the budget allows to drain, not counting tickets."""
+    """Return how many more nodes the budget allows to drain, not counting tickets: a share of those
+    with GPUs, if Slurm knows of any. Beside thousands of others it would be all of them.
+    """
     nodes = list(nodes)
-    hourly = size(len(nodes), ratio)
-    daily = max(_LEAST_A_DAY, hourly, size(len(nodes), daily_ratio))
+    share_of = sum(node.gpus for node in nodes) or len(nodes)
+    hourly = size(share_of, ratio)
+    daily = max(_LEAST_A_DAY, hourly, size(share_of, daily_ratio))
     return min(
         Allowance(hourly - spent_budget(nodes, wall), f"{hourly} an hour"),
         Allowance(daily - spent_budget(nodes, wall, DAY), f"{daily} a day"),

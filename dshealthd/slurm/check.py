@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from dshealthd.slurm.options import SlurmOptions
 
 LOOK_AGAIN = 6.0
-"""Seconds after which the prolog checks again: longer than the agent's 5 s interval for GPUs, so
-that it sees a new reading. Only a job on a node with a finding waits for it."""
+"""Seconds from one check to the next that counts: longer than the agent's 5 s interval for GPUs, so
+that it sees a new reading. The prolog waits so long, of a job on a node with a finding; epilogs of
+jobs that end together count once."""
 MAX_LOOKS = 5
 """Most checks of one prolog; more would add up to more than a job should wait."""
 _NAMED = 3
@@ -67,10 +68,12 @@ class NodeCheck:
         slurm: Controller,
         streaks: Streaks,
         sleep: Callable[[float], object] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """`ask` returns the agent's verdict or raises AgentSilent; `node` is Slurm's name."""
         self._options, self._node, self._ask = options, node, ask
-        self._slurm, self._streaks, self._sleep = slurm, streaks, sleep
+        self._slurm, self._streaks = slurm, streaks
+        self._sleep, self._monotonic = sleep, monotonic
 
     def once(self) -> CheckReport:
         """Check the node once, as Slurm's health check and epilog do."""
@@ -103,7 +106,7 @@ class NodeCheck:
                 self._streaks.bad = {}
                 return CheckReport(NodeCheckResult.UNKNOWN, "")
             return self._clean()
-        self._streaks.count_bad(verdict.critical)
+        self._streaks.count_bad(verdict.critical, self._monotonic())
         named = list(verdict.critical.values())
         reason = PREFIX + ", ".join(named[:_NAMED])
         if len(named) > _NAMED:
@@ -164,17 +167,26 @@ class Streaks:
 
     bad: dict[str, Annotated[int, schema.Integer()]] = field(default_factory=dict)
     """Checks in a row with each finding."""
+    counted: Annotated[float, schema.FIGURE] = 0.0
+    """When the last check counted, by the monotonic clock."""
     noted: bool = False
     """Whether we have left a note in the comment of the node."""
+    said: str = ""
+    """What the last check had to report."""
 
     @property
     def longest(self) -> int:
         """Checks in a row with the same finding; 0 without one."""
         return max(self.bad.values(), default=0)
 
-    def count_bad(self, keys: Iterable[str]) -> None:
-        """Extend the streaks of these findings, and end all others."""
-        self.bad = {key: self.bad.get(key, 0) + 1 for key in keys}
+    def count_bad(self, keys: Iterable[str], now: float) -> None:
+        """Extend the streaks of these findings, and end all others. A check at the time of the last
+        one has the same reading of the agent, and extends none.
+        """
+        again = 0 <= now - self.counted < LOOK_AGAIN
+        self.bad = {key: max(1, self.bad.get(key, 0) + (not again)) for key in keys}
+        if not again:
+            self.counted = now
 
 
 @contextlib.contextmanager

@@ -42,19 +42,23 @@ def slurm(loaded: Config, hook: str) -> int:
     controller = Controller(conf_file=options.conf_file, bin_directory=options.bin_directory)
     if hook == "health" and options.maintenance:
         _keep_maintenance(loaded, controller)
+    said_before = ""
     try:
         node = node_name(loaded)
         with locked_streaks(options.run_directory, 0.0 if hook == "health" else WAIT) as streaks:
             ask = functools.partial(agent.query, loaded, options.drain_for)
             check = NodeCheck(options, node, ask, controller, streaks)
             outcome = check.insistently() if hook == "prolog" else check.once()
+            # A drained node is checked every minute for as long as its repair takes.
+            said_before, streaks.said = streaks.said, outcome.text
     except Busy as error:
         outcome = CheckReport(NodeCheckResult.UNKNOWN, f"nothing done: {error}")
     except OSError as error:
         text = f"nothing done: {options.run_directory}: {error.strerror or error}"
         outcome = CheckReport(NodeCheckResult.UNKNOWN, text)
     if outcome.text:
-        _log(PRIORITIES[outcome.result], f"{hook}: {outcome.text}")
+        new = hook != "health" or outcome.text != said_before
+        _log(PRIORITIES[outcome.result] if new else syslog.LOG_DEBUG, f"{hook}: {outcome.text}")
     return REFUSE if hook == "prolog" and outcome.result is NodeCheckResult.DRAINED else 0
 
 

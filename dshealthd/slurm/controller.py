@@ -33,8 +33,9 @@ TIMEOUT = 2.0
 _END = 0.5
 """Seconds for a killed command to exit; only one in the middle of a disk access takes longer."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin"
-_FIELDS = ("NodeList", "StateComplete", "Timestamp", "Reason", "Comment")
+_FIELDS = ("NodeList", "StateComplete", "Timestamp", "Gres", "Reason", "Comment")
 _NONE = frozenset(("", "none", "(null)", "n/a"))
+_GPUS = re.compile(r"(?:^|,)gpu:")
 _SECTION = re.compile(r" ?\[dshealthd: ([^\]]*)\]")
 
 
@@ -81,6 +82,8 @@ class SlurmNode:
     """The comment that others wrote, without our note."""
     note: str
     """Our own section of the comment; empty without one."""
+    gpus: bool = False
+    """Whether slurm.conf has given it GPUs, as GRES."""
 
     @property
     def ours(self) -> bool:
@@ -189,7 +192,7 @@ def parse_nodes(text: str, separator: str) -> dict[str, SlurmNode]:
         raise ControllerError(message)
     nodes = {}
     for row in zip(*[iter(fields)] * len(_FIELDS), strict=True):
-        name, state, since, reason, comment = (field.strip() for field in row)
+        name, state, since, gres, reason, comment = (field.strip() for field in row)
         if not name:
             message = f"sinfo: a node without a name: {row!r}"
             raise ControllerError(message)
@@ -202,6 +205,7 @@ def parse_nodes(text: str, separator: str) -> dict[str, SlurmNode]:
             _time(since),
             _SECTION.sub("", comment),
             note[1] if note else "",
+            bool(_GPUS.search(gres)),
         )
     return nodes
 

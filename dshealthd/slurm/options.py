@@ -34,15 +34,15 @@ class SlurmOptions(Section):
     )
     budget_ratio: float = option(
         0.02,
-        "Share of the cluster's nodes that all agents together may drain in an hour; "
-        "at least one node.",
+        "Share of the cluster's nodes with GPUs (GRES; without any, of all nodes) that all agents "
+        "together may drain in an hour; at least one node.",
         minimum=0.0,
         maximum=1.0,
     )
     daily_budget_ratio: float = option(
         0.1,
-        "Share of the cluster's nodes that dshealthd may drain in 24 hours, counting nodes "
-        "still drained; at least two nodes, and at least budget_ratio.",
+        "Share of these nodes that dshealthd may drain in 24 hours, counting nodes still drained; "
+        "at least two nodes, and at least budget_ratio.",
         minimum=0.0,
         maximum=1.0,
     )

@@ -265,6 +265,46 @@ def test_web_with_tls_and_a_user(nodes: Nodes) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("playbook", "variables", "message"),
+    [
+        ("site.yml", {}, "set dshealthd_probe_members for all"),
+        ("site.yml", {"dshealthd_probe_members": "{{ groups['gpu'] }}"}, None),
+        ("rotate-key.yml", {}, "without --limit"),
+    ],
+)
+def test_limit_leaves_no_node_out(
+    playbook: str, variables: dict[str, str], message: str | None, tmp_path: Path
+) -> None:
+    """A node that is set up again alone keeps its members, and a key is not rotated on some nodes;
+    both end before anything is changed.
+    """
+    key = tmp_path / "probe.key"
+    subprocess.run([COMMAND, "keys", "new", "--file", key], check=True, timeout=60)
+    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    hosts = {f"gpu-{number}": local for number in (1, 2)}
+    inventory = tmp_path / "inventory.json"
+    inventory.write_text(json.dumps({"gpu": {"hosts": hosts}}), encoding="utf-8")
+    given = {**variables, "dshealthd_probe_key_file": str(key)}
+    done = subprocess.run(
+        [
+            *(tool("ansible-playbook"), "-i", inventory, "--check", "--limit", "gpu-1"),
+            *("-e", json.dumps(given), "-e", "dshealthd_config_dir=/nowhere/here"),
+            ANSIBLE / playbook,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        cwd=ANSIBLE,
+        env={**os.environ, "LANG": "C.UTF-8", "ANSIBLE_STDOUT_CALLBACK": "default"},
+    )
+    assert done.returncode  # later, as nothing is to be installed here
+    known = ("set dshealthd_probe_members for all", "without --limit")
+    said = " ".join(done.stdout.split())
+    assert [text for text in known if text in said] == ([message] if message else []), done
+
+
 def test_lint() -> None:
     """ansible-lint finds nothing, by its strictest profile."""
     done = subprocess.run(

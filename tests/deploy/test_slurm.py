@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dshealthd.slurm.check import LOOK_AGAIN
 from tests.deploy.machine import LONGEST
 from tests.deploy.slurm_nodes import REASON, cluster, job_node, job_state, program
 from tests.lab.hardware import gpu_lost
@@ -149,6 +150,7 @@ def test_controller_that_does_not_answer(tmp_path: Path, how: str) -> None:
                 [str(tmp_path / "health")], stdin=subprocess.DEVNULL, env={}
             )
             assert check.wait(300) == 0
+            time.sleep(LOOK_AGAIN)
         print(f"checks with slurmctld {how}: {made.checks(first)}")
         assert max(made.checks(first)) < 8  # 2 s for a command; the machine may be loaded
         said = (tmp_path / f"{first.name}.health.err").read_text()

@@ -24,7 +24,7 @@ from dshealthd.core.host import Host
 from dshealthd.evidence import process
 from dshealthd.evidence.bundle import Bundle, make
 from dshealthd.evidence.collection import Collection
-from dshealthd.evidence.findings import HangCase
+from dshealthd.evidence.findings import HangCase, LogSources
 from dshealthd.jobs.ras import protocol
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
 from tests.environments import wait_for_environment
@@ -116,7 +116,9 @@ class Node:
             min_free=0,
         )
         host = Host(procfs=self.root / "proc", dev=self.root / "dev")
-        collection = Collection(case, host, bundle, node="node-a", begun=NOW, py_spy=None)
+        collection = Collection(
+            case, host, bundle, node="node-a", begun=NOW, py_spy=None, logs=LogSources()
+        )
         collection.begin(
             "",
             [],
@@ -251,7 +253,7 @@ def test_so_many_ranks(node: Node, ranks: int, more: list[str]) -> None:
         job="slurm-7", reason="waiting", ranks=tuple((rank, 1000 + rank) for rank in range(ranks))
     )
     host, bundle = Host(procfs=node.root / "proc"), cast("Bundle", None)
-    collection = Collection(case, host, bundle, node="", begun=NOW, py_spy=None)
+    collection = Collection(case, host, bundle, node="", begun=NOW, py_spy=None, logs=LogSources())
     collection._discover()
     assert [rank.pid for rank in collection.findings.ranks] == list(range(1000, 1064))
     assert [reason.partition(":")[0] for reason in collection.findings.missing] == more

@@ -5,9 +5,23 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
+from dshealthd.config import config
 from dshealthd.core.host import Host
 from dshealthd.evidence import kernel_log
+from dshealthd.evidence.service import log_sources
+from dshealthd.linux.forked import Missing
+from tests.journald import journald, reason_against
 from tests.kernel_log import KernelLog
+
+
+def kept(host: Host, *, journal: bool = False) -> list[str]:
+    """Return the lines that a bundle keeps of a host's kernel log, without their times."""
+    pieces: list[tuple[str, bytes]] = []
+    kernel_log.collect(lambda *piece: pieces.append(piece), host, journal=journal)
+    assert {name for name, _ in pieces} == {"kernel-log.txt"}
+    return [line.decode().partition("] ")[2] for _, line in pieces]
 
 
 def test_the_lines_of_a_quarter_of_an_hour(tmp_path: Path) -> None:
@@ -17,9 +31,39 @@ def test_the_lines_of_a_quarter_of_an_hour(tmp_path: Path) -> None:
     log.say("just in", seconds=now - 870)
     log.say("NVRM: Xid", facility=3)
     log.say("last")
-    kept: list[tuple[str, bytes]] = []
-    kernel_log.collect(lambda *piece: kept.append(piece), Host(dev=tmp_path))
+    assert kept(Host(dev=tmp_path)) == [
+        *("Linux version 6.1.0\n", "just in\n", "(facility 3) NVRM: Xid\n", "last\n"),
+    ]
     log.close()
-    assert {name for name, _ in kept} == {"kernel-log.txt"}
-    lines = [line.decode().partition("] ")[2] for _, line in kept]
-    assert lines == ["Linux version 6.1.0\n", "just in\n", "(facility 3) NVRM: Xid\n", "last\n"]
+
+
+@pytest.mark.skipif(bool(reason_against()), reason=reason_against())
+def test_lines_of_the_journal_where_the_collector_reads_it(tmp_path: Path) -> None:
+    """A container that is not privileged has no kernel log but the journal's."""
+    place = tmp_path / "dshealthd.toml"
+    place.write_text("[collectors.kernel_log]\njournal = true\n")
+    journal = log_sources(config.load(place)).journal
+    with journald(tmp_path) as daemon:
+        daemon.say("NVRM: Xid", "last")
+        assert kept(Host(rootfs=daemon.root), journal=journal)[-2:] == ["NVRM: Xid\n", "last\n"]
+
+
+def test_a_journal_that_is_absent_is_told(tmp_path: Path) -> None:
+    """The bundle says why it has no kernel log."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/machine-id").write_text("0123456789abcdef0123456789abcdef\n")
+    with pytest.raises(Missing, match="there is no journal in"):
+        kept(Host(rootfs=tmp_path), journal=True)
+
+
+def test_a_log_that_is_not_read_to_its_end_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its newest lines, which matter most, are not silently absent."""
+    monkeypatch.setattr(kernel_log, "MAX_RECORDS", 2)
+    log = KernelLog(tmp_path / "kmsg")
+    log.say("one")
+    log.say("two")
+    with pytest.raises(Missing, match="the newest lines are missing"):
+        kept(Host(dev=tmp_path))
+    log.close()

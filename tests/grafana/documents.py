@@ -80,7 +80,6 @@ def variables(**values: str) -> dict[str, str]:
     return {
         **macros,
         "cluster": ".*",
-        "job": "dshealthd",
         "node": ".+",
         "gpu": ".+",
         "training": ".+",

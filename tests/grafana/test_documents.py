@@ -20,9 +20,10 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from dshealthd.collectors import gpu
 from dshealthd.symptoms import all_symptoms
 from generate.alert_rules import RUNBOOKS
-from grafana import limits
+from grafana import gpus, limits
 from grafana.__main__ import main
 from tests import yaml_files
 from tests.grafana.documents import FILES, documents, panels, queries, substituted, variables
@@ -145,11 +146,11 @@ def test_few_panels_are_open(uid: str) -> None:
 
 @pytest.mark.parametrize("uid", documents())
 def test_variables(uid: str) -> None:
-    """The data source is a variable, cluster and scrape job may be several and may be all, and no
-    variable has a fixed data source.
+    """The data source is a variable, clusters may be several and may be all, and no variable has a
+    fixed data source.
     """
     listed = {variable["name"]: variable for variable in documents()[uid]["templating"]["list"]}
-    assert list(listed)[:3] == ["datasource", "cluster", "job"]
+    assert list(listed)[:2] == ["datasource", "cluster"]
     assert (listed["datasource"]["type"], listed["datasource"]["query"]) == (
         "datasource",
         "prometheus",
@@ -160,7 +161,7 @@ def test_variables(uid: str) -> None:
         if name != "datasource":
             assert variable["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
             assert variable["refresh"] == 2, "nodes come and go"
-        if name in {"cluster", "job", "gpu"}:
+        if name in {"cluster", "gpu"}:
             assert variable["multi"]
             assert variable["includeAll"]
 
@@ -222,8 +223,8 @@ def test_panels(uid: str) -> None:
 @pytest.mark.parametrize("uid", documents())
 def test_queries(uid: str) -> None:
     """A query parses; rates are taken over Grafana's own interval. Its selectors choose cluster,
-    scrape job and node; all names exist. Labels by which it groups or joins are those of a metric
-    in it, of its targets, of alerts, or made by the query itself.
+    agents and node, whatever the scrape job is called; all names exist. Labels by which it groups
+    or joins are those of a metric in it, of its targets, of alerts, or made by the query itself.
     """
     declared, recorded = labels_of(), records()
     for query in (query for query in queries() if query.board == uid):
@@ -239,18 +240,54 @@ def test_queries(uid: str) -> None:
             elif name.startswith("ALERTS"):
                 allowed = RULE_LABELS | {"cluster", "node"}
             else:
-                assert "job" in matched, query.place
-                allowed = declared[name] | TARGET_LABELS
+                assert "exporter" in matched, query.place
+                allowed = declared[name] | TARGET_LABELS - {"job"}
             assert matched <= allowed, f"{query.place}: {name} has no label {matched - allowed}"
             if uid == "dshealthd-node":
                 assert matched & {"node", "peer"}, f"{query.place}: {name} is of all nodes"
         for group in re.findall(r"\b(?:by|on|ignoring) \(([^()]*)\)", expr):
             names = {name.strip() for name in group.split(",")} - {""}
             assert names <= known, f"{query.place}: {names - known}"
+        for group in re.findall(r"\bon \(([^()]+)\)", expr):
+            # Two clusters may have the same addresses and names.
+            of_nodes = re.search(r"\b(?:instance|node)\b", group)
+            assert not of_nodes or "cluster" in group, f"{query.place}: joins on ({group})"
+
+
+def test_what_is_normal_has_no_color() -> None:
+    """A training that is well fills its GPUs' memory and reaches their power limit, ports may have
+    no cable, and a temperature is high or not by the GPU's own limit: nothing of that looks like a
+    fault. What the driver demands for a GPU has its text.
+    """
+    boards = {
+        uid: {panel["title"]: panel for panel in panels(documents()[uid])} for uid in documents()
+    }
+    node = boards["dshealthd-node"]
+    colored = {
+        override["matcher"]["options"]
+        for override in node["GPUs"]["fieldConfig"]["overrides"]
+        for entry in override["properties"]
+        if entry["id"] == "thresholds"
+    }
+    assert colored == {"Throttles", "ECC", "Remap pending", "Remap failed"}
+    for uid, title in (
+        ("dshealthd-node", "Memory in use"),
+        ("dshealthd-node", "Ports not up"),
+        ("dshealthd-probes", "Ports not up"),
+    ):
+        steps = boards[uid][title]["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", [])
+        assert len(steps) <= 1, title
+    asked = [query.expr for query in queries() if "dshealthd_gpu_throttle_active" in query.expr]
+    assert asked
+    assert all("sw_power_cap" in expr for expr in asked)
+    demanded = [int(number) for number in re.findall(r"\d", gpu.RECOVERY.help)]
+    assert list(gpus.ACTIONS) == demanded == list(range(8))
 
 
 def test_links() -> None:
-    """Links lead to dashboards that exist, with the variables that these have, and to runbooks."""
+    """Links lead to dashboards that exist, with the variables that these have, and to runbooks.
+    Two clusters may have nodes and jobs of one name: a link leads to those of its own cluster.
+    """
     text = {file.stem: file.read_text(encoding="utf-8") for file in FILES}
     boards = documents()
     for source, body in text.items():
@@ -267,9 +304,43 @@ def test_links() -> None:
                 | set(re.findall(r"\$\{(\w+):queryparam\}", query))
                 <= names
             )
+            assert re.search(r"var-cluster=\$\{__(?:data\.fields|field\.labels)\.cluster\}", query)
     for board in ("dshealthd-fleet", "dshealthd-jobs", "dshealthd-node"):
         assert f"{RUNBOOKS}/${{__data.fields.symptom}}.md" in text[board]
     assert all_symptoms(), "the runbooks are the symptoms' files"
+
+
+def test_alerts_of_no_cluster_are_shown_with_each() -> None:
+    """Where nothing is scraped any more, or rules fail, the alert has no cluster: with one
+    selected, the fleet would look as if nothing fired.
+    """
+    asked = {query.panel: query for query in queries() if query.board == "dshealthd-fleet"}
+    for panel in ("Firing alerts", "Firing alerts by rule", "annotation"):
+        expr = substituted(asked[panel].expr, variables(cluster="a"))
+        assert set(re.findall(r'ALERTS{cluster=~?"(\w*)"', expr)) == {"a", ""}, panel
+
+
+def test_what_is_linked_has_its_cluster() -> None:
+    """Each line, square or row that leads to a node or a job comes with the label of its cluster;
+    tables show it.
+    """
+    found = 0
+    for uid, document in documents().items():
+        for panel in panels(document):
+            if not re.search(r"__(?:data\.fields|field\.labels)\.cluster", json.dumps(panel)):
+                continue
+            found += 1
+            for target in panel["targets"]:
+                if panel["type"] == "table" or "{{node}}" in target["legendFormat"]:
+                    assert re.search(r"\bby \([^()]*\bcluster\b", target["expr"]), (
+                        uid,
+                        panel["title"],
+                    )
+            if panel["type"] == "table":
+                shown = {step["id"]: step["options"] for step in panel["transformations"]}
+                assert "cluster" in shown["filterFieldsByName"]["include"]["names"]
+                assert shown["organize"]["renameByName"]["cluster"] == "Cluster"
+    assert found > 10
 
 
 @pytest.mark.parametrize("uid", documents())

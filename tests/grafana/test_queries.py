@@ -10,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import yaml
 
 from grafana.queries import NODES, ROWS, SERIES
 from tests.agents import Scrape
@@ -109,7 +112,7 @@ def test_without_rules_nothing_is_well(eight: Prometheus) -> None:
     """Where the rules are not loaded, the numbers of alerts and suspects are unknown, and not 0.
 
     Their queries return nothing. Where they are, the number is that of the nodes with an alert,
-    which may be 0.
+    which may be 0, also of one cluster alone.
     """
     severities = {"Nodes with a page": "critical", "Nodes with a ticket": "warning"}
     asked = [query for query in queries() if query.panel in severities]
@@ -122,7 +125,10 @@ def test_without_rules_nothing_is_well(eight: Prometheus) -> None:
         firing = eight.instant(f"count by (node) ({alerts})", end).series
         assert firing
         assert eight.ask(query, expr, end).values == [[float(len(firing))]], firing
-        assert eight.ask(query, expr.replace(severity, 'severity="other"'), end).values == [[0.0]]
+        for cluster in (".*", "a"):
+            one = substituted(query.expr, variables(cluster=cluster))
+            well = one.replace(severity, 'severity="other"')
+            assert eight.ask(query, well, end).values == [[0.0]], cluster
         assert eight.ask(query, expr.replace("ALERTS{", "NO_ALERTS{"), end).series == []
 
 
@@ -215,6 +221,38 @@ def test_the_worst_come_first(many: Prometheus) -> None:
     assert values == sorted(values, reverse=True)
     assert len(values) == MANY <= NODES
     assert sum(value > 0 for value in values) == MANY // SICK_EVERY
+
+
+def test_a_peer_is_the_node_that_it_leads_to(tmp_path: Path) -> None:
+    """In Kubernetes a member is an address, of which no dashboard knows."""
+    (query,) = (query for query in queries() if query.panel == "Set up differently")
+    of = 'cluster="a",reason="clock"'
+    disagrees = f'dshealthd_probe_peer_disagrees{{{of},exporter="dshealthd",'
+    series = [
+        disagrees + 'node="node-1",peer="10.0.0.2"}',
+        disagrees + 'node="node-3",peer="node-4"}',
+        'dshealthd:member:node{cluster="a",member="10.0.0.2",node="node-2"}',
+        'dshealthd:member:node{cluster="b",member="10.0.0.2",node="other"}',
+    ]
+    wanted = [
+        f'{{{of},node="node-1",peer="10.0.0.2",named="node-2"}}',
+        f'{{{of},node="node-3",peer="node-4",named="node-4"}}',
+    ]
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": "1 1"} for name in series],
+        "promql_expr_test": [
+            {
+                "expr": substituted(query.expr, variables()),
+                "eval_time": "1m",
+                "exp_samples": [{"labels": labels, "value": 1} for labels in wanted],
+            }
+        ],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"tests": [case]}), encoding="utf-8")
+    command = ["promtool", "test", "rules", str(tmp_path / "test.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def _of(board: str) -> list[Query]:

@@ -9,7 +9,7 @@ from generate.reference import all_metrics
 from grafana import limits
 from tests import yaml_files
 
-TARGET_LABELS = {"cluster", "job", "instance", "node", "leaf"}
+TARGET_LABELS = {"cluster", "job", "exporter", "instance", "node", "leaf"}
 """Labels that a target has."""
 
 

@@ -20,6 +20,7 @@ from deploy.kubernetes import chart, rules
 from deploy.training import directory
 from dshealthd import __version__
 from dshealthd.config import config
+from dshealthd.config.config import Config
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.jobs.launches import OUTPUT
 from dshealthd.probe.options import ProbeOptions
@@ -114,6 +115,20 @@ def test_policy_gives_the_agents_image_alone() -> None:
     }
 
 
+def test_an_overlay_may_have_another_namespace(tmp_path: Path) -> None:
+    """Nothing is left that names the one of the base: the policy would find no DaemonSet there, and
+    silently do nothing.
+    """
+    places = [KUBERNETES / "base", *(KUBERNETES / "components" / name for name in COMPONENTS)]
+    base, *components = (os.path.relpath(place, tmp_path.resolve()) for place in places)
+    overlay = {"namespace": "gpu-health", "resources": [base], "components": components}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay), encoding="utf-8")
+    command = ["kubectl", "kustomize", str(tmp_path.resolve())]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    named = set(re.findall(r"^ *namespace: (\S+)$", done.stdout, re.MULTILINE))
+    assert named == {"gpu-health"}
+
+
 def test_components_are_all_known() -> None:
     """The chart has a value for each component, and no other."""
     assert set(COMPONENTS) == {path.name for path in (KUBERNETES / "components").iterdir()}
@@ -160,6 +175,16 @@ def test_rights_of_the_base() -> None:
     assert "hostPID" not in pod(())
     writable = {mount["name"] for mount in agent(())["volumeMounts"] if not mount.get("readOnly")}
     assert writable == {"state", "tmp"}
+
+
+def test_may_take_as_much_memory_as_the_service() -> None:
+    """The kernel kills all of a container that exceeds its limit, and evidence of a hang is bounded
+    by what the systemd service may take.
+    """
+    unit = (ROOT / "systemd/dshealthd.service").read_text(encoding="utf-8")
+    limit = re.search(r"^MemoryMax=(\d+G)$", unit, re.MULTILINE)
+    assert limit is not None
+    assert agent(())["resources"]["limits"] == {"memory": f"{limit[1]}i"}
 
 
 def test_the_journal_needs_no_right() -> None:
@@ -214,23 +239,27 @@ def test_launches_are_counted_beside_the_agent() -> None:
         assert volume["emptyDir"]["medium"] == "Memory"
 
 
+def configured(components: tuple[str, ...], directory: Path, host: str = "10.1.2.3") -> Config:
+    """Return the configuration that the init container of a node with this address joins."""
+    source = next(v for v in pod(components)["volumes"] if v["name"] == "config-parts")
+    parts = only(components, "ConfigMap", source["configMap"]["name"])["data"]
+    (directory / "config").mkdir()
+    for name, text in parts.items():
+        (directory / "config" / name).write_text(text, encoding="utf-8")
+    (init,) = pod(components)["initContainers"]
+    script = init["args"][0].replace("/config/", f"{directory}/config/")
+    script = script.replace("/etc/dshealthd", str(directory)).replace(
+        "exec dshealthd", ": dshealthd"
+    )
+    environment = {"HOST_IP": host, "PATH": os.environ["PATH"]}
+    subprocess.run(["/bin/sh", "-ec", script], check=True, env=environment)
+    return config.load(directory / "dshealthd.toml")
+
+
 @pytest.mark.parametrize("components", OVERLAYS, ids="+".join)
 def test_configuration(components: tuple[str, ...], tmp_path: Path) -> None:
     """The parts, joined as the init container joins them, are a configuration without mistakes."""
-    source = next(v for v in pod(components)["volumes"] if v["name"] == "config-parts")
-    parts = only(components, "ConfigMap", source["configMap"]["name"])["data"]
-    directory = tmp_path / "config"
-    directory.mkdir()
-    for name, text in parts.items():
-        (directory / name).write_text(text, encoding="utf-8")
-    (init,) = pod(components)["initContainers"]
-    script = init["args"][0].replace("/config/", f"{directory}/")
-    script = script.replace("/etc/dshealthd", str(tmp_path)).replace(
-        "exec dshealthd", ": dshealthd"
-    )
-    environment = {"HOST_IP": "10.1.2.3", "PATH": os.environ["PATH"]}
-    subprocess.run(["/bin/sh", "-ec", script], check=True, env=environment)
-    loaded = config.load(tmp_path / "dshealthd.toml")
+    loaded = configured(components, tmp_path)
     kernel_log = loaded.collectors["kernel_log"]
     sources = {"kernel-journal", "kernel-log"} & set(components)
     assert kernel_log.enabled is bool(sources)
@@ -241,6 +270,12 @@ def test_configuration(components: tuple[str, ...], tmp_path: Path) -> None:
     )
     if "probes" in components:
         assert loaded.section(ProbeOptions).peer.listen_address == "10.1.2.3:10062"
+
+
+def test_configuration_of_a_node_with_an_ipv6_address(tmp_path: Path) -> None:
+    """Before a port it is in brackets; without them the init container would refuse it."""
+    loaded = configured(("probes",), tmp_path, "fd00::5")
+    assert loaded.section(ProbeOptions).peer.listen_address == "[fd00::5]:10062"
 
 
 def test_every_mount_has_its_volume() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import socket
 import ssl
 import subprocess
 import threading
@@ -91,17 +92,30 @@ class _Fit(http.server.BaseHTTPRequestHandler):
         """Be silent."""
 
 
+class _IPv6(http.server.ThreadingHTTPServer):
+    """A server at an IPv6 address."""
+
+    address_family = socket.AF_INET6
+
+
 @pytest.mark.parametrize(
-    ("issuer", "found"), [("ca", (0, "fit")), ("other", (2, "unknown: the agent on 127.0.0.1:"))]
+    ("host", "issuer", "found"),
+    [
+        ("127.0.0.1", "ca", (0, "fit")),
+        ("127.0.0.1", "other", (2, "unknown: the agent on 127.0.0.1:")),
+        ("::1", "ca", (0, "fit")),
+        ("::1", "other", (2, "unknown: the agent on [::1]:")),
+    ],
 )
-def test_agent_with_tls(issuer: str, found: tuple[int, str], tmp_path: Path) -> None:
+def test_agent_with_tls(host: str, issuer: str, found: tuple[int, str], tmp_path: Path) -> None:
     """With a CA, the plugin asks by TLS, and believes no certificate of another one."""
     for name in ("ca", "other"):
         certificates.authority(tmp_path, name)
     certificates.certificate(tmp_path, "agent", issuer, "DNS:dshealthd")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "agent.pem", tmp_path / "agent.key")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Fit, bind_and_activate=False)
+    kind = _IPv6 if ":" in host else http.server.ThreadingHTTPServer
+    server = kind((host, 0), _Fit, bind_and_activate=False)
     # Of the client that refuses.
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
     server.server_bind()
@@ -110,7 +124,8 @@ def test_agent_with_tls(issuer: str, found: tuple[int, str], tmp_path: Path) -> 
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
-        status, line = plugin(server.server_address[1], DSHEALTHD_CA_FILE=str(tmp_path / "ca.pem"))
+        ca = str(tmp_path / "ca.pem")
+        status, line = plugin(server.server_port, DSHEALTHD_HOST=host, DSHEALTHD_CA_FILE=ca)
     finally:
         server.shutdown()
         server.server_close()

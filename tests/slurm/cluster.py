@@ -11,12 +11,18 @@ NOW = 1_800_000_000.0
 
 
 def node(
-    name: str, state: str = "idle", reason: str = "", since: float = 0, **other: str
+    name: str,
+    state: str = "idle",
+    reason: str = "",
+    since: float = 0,
+    *,
+    gpus: bool = False,
+    **other: str,
 ) -> SlurmNode:
     """Return a node as the controller tells it."""
     values = {"comment": "", "note": "", **other}
     return SlurmNode(
-        name, SlurmNodeState.parse(state), reason, since, values["comment"], values["note"]
+        name, SlurmNodeState.parse(state), reason, since, values["comment"], values["note"], gpus
     )
 
 

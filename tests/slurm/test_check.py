@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import syslog
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from dshealthd.cli import main as cli
 from dshealthd.slurm.agent import AgentSilent, AgentVerdict
 from dshealthd.slurm.check import Busy, NodeCheck, NodeCheckResult, Streaks, locked_streaks
 from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
@@ -33,11 +35,13 @@ class Node:
         self.streaks = Streaks()
         self.options = SlurmOptions(**options)  # type: ignore[arg-type] # as given
         self.slept = 0.0
+        self.now = 1e6
 
     def check(
-        self, verdict: AgentVerdict | AgentSilent, *, prolog: bool = False
+        self, verdict: AgentVerdict | AgentSilent, *, prolog: bool = False, after: float = 60.0
     ) -> NodeCheckResult:
-        """Run one check."""
+        """Run one check, so many seconds after the last one."""
+        self.now += after
 
         def ask() -> AgentVerdict:
             if isinstance(verdict, AgentSilent):
@@ -46,8 +50,11 @@ class Node:
 
         def sleep(seconds: float) -> None:
             self.slept += seconds
+            self.now += seconds
 
-        check = NodeCheck(self.options, "n1", ask, self.cluster, self.streaks, sleep)
+        check = NodeCheck(
+            self.options, "n1", ask, self.cluster, self.streaks, sleep, lambda: self.now
+        )
         return (check.insistently() if prolog else check.once()).result
 
 
@@ -71,6 +78,20 @@ def test_two_checks_drain() -> None:
     assert not node_.cluster.calls
     assert node_.check(BAD) is NodeCheckResult.DRAINED
     assert node_.cluster.table["n1"].reason == REASON
+
+
+def test_checks_at_one_time_are_one() -> None:
+    """Of several jobs that end together, the epilogs see one reading of the agent: no node is
+    drained for that alone. A reading later, it is; also after a reboot, which resets the clock.
+    """
+    node_ = Node()
+    results = [node_.check(BAD, after=after) for after in (60.0, 0.1, 0.1, 5.7)]
+    assert set(results) == {NodeCheckResult.BAD}
+    assert not node_.cluster.calls
+    assert node_.check(BAD, after=0.2) is NodeCheckResult.DRAINED
+    node_ = Node()
+    node_.check(BAD)
+    assert node_.check(BAD, after=-1e6) is NodeCheckResult.DRAINED
 
 
 @pytest.mark.parametrize(
@@ -220,16 +241,16 @@ def test_kept(tmp_path: Path) -> None:
     place = tmp_path / "run"
     for expected in (1, 2):
         with locked_streaks(place, 0) as streaks:
-            streaks.count_bad(["gpu-lost gpu=3"])
+            streaks.count_bad(["gpu-lost gpu=3"], 60.0 * expected)
             assert streaks.longest == expected
     with contextlib.suppress(KeyError), locked_streaks(place, 0) as streaks:
         streaks.bad = {}
         raise KeyError
     with locked_streaks(place, 0) as streaks:
         assert streaks.bad == {"gpu-lost gpu=3": 2}
-        streaks.count_bad(["gpu-lost gpu=3", "gpu-lost gpu=5"])
+        streaks.count_bad(["gpu-lost gpu=3", "gpu-lost gpu=5"], 180.0)
         assert streaks.longest == 3
-        streaks.count_bad(["gpu-lost gpu=4"])
+        streaks.count_bad(["gpu-lost gpu=4"], 240.0)
         assert streaks.longest == 1
 
 
@@ -270,3 +291,17 @@ def test_what_nobody_else_opens(tmp_path: Path) -> None:
         os.umask(before)
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("run", "run/lock")]
     assert modes == [0o700, 0o600]
+
+
+def test_what_a_health_check_repeats_is_no_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node without an agent is checked every minute: the log says so once, a job's epilog
+    again.
+    """
+    logged: list[int] = []
+    monkeypatch.setattr(syslog, "syslog", lambda priority, _: logged.append(priority))
+    flags = ("--slurm.run-directory", str(tmp_path / "run"), "--slurm.maintenance", "false")
+    for hook in ("health", "health", "epilog", "health"):
+        assert cli.main(["slurm", hook, "--web.listen-address", "127.0.0.1:1", *flags]) == 0
+    assert logged == [syslog.LOG_WARNING, syslog.LOG_DEBUG, syslog.LOG_WARNING, syslog.LOG_DEBUG]

@@ -16,10 +16,12 @@ from tests.waiting import until
 SHIPPED = controller.TIMEOUT
 MARK = "\x1f0123456789abcdef"
 LINES = (
-    "n1\x1fidle\x1fUnknown\x1fnone\x1f(null)\x1f\n"
-    "n1\x1fidle\x1fUnknown\x1fnone\x1f(null)\x1f\n"
-    "n2\x1fidle+drain\x1f2027-01-15T08:00:00\x1fdshealthd: gpu-lost gpu=3\x1frack 7\x1f\n"
-    "n3\x1fmixed\x1fUnknown\x1fnone\x1frack 7 [dshealthd: claim ticket=2 time=5]\x1f\n"
+    "n1\x1fidle\x1fUnknown\x1f(null)\x1fnone\x1f(null)\x1f\n"
+    "n1\x1fidle\x1fUnknown\x1f(null)\x1fnone\x1f(null)\x1f\n"
+    "n2\x1fidle+drain\x1f2027-01-15T08:00:00\x1fgpu:h100:8(S:0-1)"
+    "\x1fdshealthd: gpu-lost gpu=3\x1frack 7\x1f\n"
+    "n3\x1fmixed\x1fUnknown\x1fnic:2,gpu:8"
+    "\x1fnone\x1frack 7 [dshealthd: claim ticket=2 time=5]\x1f\n"
 ).replace("\x1f", MARK)
 
 
@@ -48,12 +50,13 @@ def test_nodes(tmp_path: Path) -> None:
     assert (nodes["n1"].reason, nodes["n1"].since, nodes["n1"].comment) == ("", 0, "")
     assert (nodes["n2"].ours, nodes["n2"].since) == (True, 1_800_000_000)
     assert (nodes["n3"].comment, nodes["n3"].note) == ("rack 7", "claim ticket=2 time=5")
+    assert [node.gpus for node in nodes.values()] == [False, True, True]
 
 
 @pytest.mark.parametrize("text", [
     "slurm_load_node error\n",
     f"n1{MARK}idle{MARK}\n",
-    f"{MARK}idle{MARK * 4}\n",
+    f"{MARK}idle{MARK * 5}\n",
     LINES + "half",
 ])  # fmt: skip
 def test_lines_that_are_no_nodes(text: str) -> None:
@@ -67,8 +70,8 @@ def test_text_of_an_operator_between_the_fields() -> None:
     As sinfo 22.05 printed a reason and a comment that scontrol had set.
     """
     text = (
-        f"gpu1{MARK}allocated+drain{MARK}2026-11-26T00:17:27{MARK}r\x1fs\nt{MARK}c\x1fd\ne{MARK}\n"
-        f"gpu2{MARK}mixed{MARK}Unknown{MARK}none{MARK}(null){MARK}\n"
+        f"gpu1{MARK}allocated+drain{MARK}2026-11-26T00:17:27{MARK}gpu:8{MARK}r\x1fs\nt{MARK}c\x1fd\ne{MARK}\n"
+        f"gpu2{MARK}mixed{MARK}Unknown{MARK}gpu:8{MARK}none{MARK}(null){MARK}\n"
     )
     nodes = parse_nodes(text, MARK)
     assert list(nodes) == ["gpu1", "gpu2"]

@@ -13,6 +13,7 @@ from dshealthd.slurm.controller import Controller
 from dshealthd.slurm.maintenance import keep
 from tests.deploy.slurm import SlurmCluster, require
 from tests.lab.lab import Lab
+from tests.slurm.test_task_prolog import GPUS
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def slurm(tmp_path: Path) -> Iterator[SlurmCluster]:
     require()
     with (
         Lab(tmp_path / "lab", 2, start=False) as lab,
-        SlurmCluster(lab, tmp_path / "slurm") as cluster,
+        SlurmCluster(lab, tmp_path / "slurm", gpus=GPUS) as cluster,
     ):
         yield cluster
 
@@ -35,6 +36,7 @@ def test_text_of_an_operator_on_a_node(slurm: SlurmCluster) -> None:
     assert list(found) == ["node-1", "node-2"]
     assert (found[node].reason, found[node].comment) == ("r\x1fs\nt", "c\x1fd\ne")
     assert found[node].state.drained
+    assert found[node].gpus
     assert (
         slurm.lab.services.inside(lambda: Controller(conf_file=slurm.conf).node(node))
         == (found[node])
