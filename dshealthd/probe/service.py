@@ -9,10 +9,8 @@ import logging
 import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dshealthd import __version__
 from dshealthd.core import background
 from dshealthd.core.collector import counter, gauge
-from dshealthd.core.schema import SchemaError
 from dshealthd.core.sockets import listen_address
 from dshealthd.core.state_writer import StateFile
 from dshealthd.linux import starvation
@@ -263,7 +261,7 @@ class ProbeService:
                 await running.close()
 
     async def _set_up(self) -> SlotRunner:
-        """Read the probes' members, secrets and baselines; open the listener. Raises Setup."""
+        """Read the probes' members and secrets; open the listener. Raises Setup."""
         await self._state.local_membership.refresh(again=True)
         if not self._state.local_membership.known:
             raise Setup("\n".join(self._state.local_membership.errors))
@@ -272,18 +270,7 @@ class ProbeService:
             lambda: Credentials(options.peer), "peer credentials", READ_DEADLINE
         )
         address = await _prepared(self._address, "this node's address", PREPARATION)
-        stamp = ""
-        if self._state.worker_pool is not None and not await self._state.worker_pool.prepare(
-            PREPARATION
-        ):
-            about = self._state.worker_pool.about
-            stamp = f"torch {about.get('torch', '')} cuda {about.get('cuda', '')}"
-        baselines = Baselines(options.baseline, f"dshealthd {__version__} {stamp}".strip())
-        try:
-            baselines.restore(await self._state.file.load())
-        except (SchemaError, OSError) as error:
-            log.warning("probe: baselines start from scratch: %s", error)
-        running = SlotRunner(self._state, credentials, baselines, address)
+        running = SlotRunner(self._state, credentials, Baselines(options.baseline), address)
         try:
             await running.open()
         except (OSError, ValueError, ArithmeticError) as error:

@@ -25,6 +25,7 @@ from dshealthd.probe.members import local_membership, membership
 from dshealthd.probe.options import MembershipOptions, PeerOptions, ProbeOptions
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.slots import jitter
+from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests.agents import running
 from tests.probe.peering import KEY, OTHER_KEY, PATIENT, may_block, secret
 from tests.probe.services import NAMES, PERIOD, Agent, Clock, agents, snapshot
@@ -272,6 +273,29 @@ async def test_baselines_outlive_the_agent(
     kept = [json.loads((tmp_path / name / FILE).read_bytes())["classes"] for name in found]
     times = [one[-1] for classes in kept for one in classes if one[: len(LIGHT)] == LIGHT]
     assert (len(times), times[-1][:16]) == (len(kept), [0.5] * 16)
+
+
+async def test_rounds_do_not_wait_for_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While torch is imported, which may take a minute, an agent answers and has light rounds: who
+    calls it must not find its calls refused. Saved baselines, of a version of torch that is not
+    known yet, stay as they are.
+    """
+
+    async def hang(_: WorkerPool, deadline: float) -> str:
+        await asyncio.sleep(deadline * 1000)
+        return ""
+
+    def put(options: ProbeOptions) -> ProbeOptions:
+        (tmp_path / options.members.name / FILE).write_text("{}", encoding="ascii")
+        return replace(options, python=Path(sys.executable))
+
+    monkeypatch.setattr(WorkerPool, "prepare", hang)
+    async with agents(tmp_path, 2, change=put) as both:
+        await eventually(lambda: epochs(both))
+        assert all(agent.value("probe_skips_total", "warming_up") for agent in both)
+    assert {(tmp_path / name / FILE).read_text() for name in NAMES[:2]} == {"{}"}
 
 
 async def test_off(tmp_path: Path) -> None:

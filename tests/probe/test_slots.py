@@ -52,7 +52,7 @@ class Played(SlotRunner):
         """Of the rounds that are led; None of them is where it is empty."""
         self.really = False
         """Whether a round is planned, and not only counted."""
-        self._requested = set()
+        self._requested, self._restored = set(), True
         self._me, self._names, self._recent, self._saved = ME, (ME, OTHER), deque(), 0.0
         self.detector: Any = SimpleNamespace(withdraw=lambda _: self.had.update(["withdrawn"]))
         self.credentials: Any = SimpleNamespace(off=False)
