@@ -19,12 +19,21 @@ class Decline:
 
     CLOCK = "clock_differs"
     MEMBERS = "members_differ"
+    VERSIONS = "versions_differ"
+    """The workers have different versions of torch or NCCL."""
     TESTING = "already_testing"
     ROUND = "unknown_round"
 
 
 DISAGREEMENTS = frozenset(
-    {Decline.CLOCK, Decline.MEMBERS, Rejection.VERSION, Rejection.SENDER, Rejection.ADDRESS}
+    {
+        Decline.CLOCK,
+        Decline.MEMBERS,
+        Decline.VERSIONS,
+        Rejection.VERSION,
+        Rejection.SENDER,
+        Rejection.ADDRESS,
+    }
 )
 """Reasons that mean that two nodes are set up differently."""
 WHOLE = frozenset(
