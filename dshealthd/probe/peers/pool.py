@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import socket
 from collections import OrderedDict
 from typing import TYPE_CHECKING
@@ -184,5 +183,4 @@ def error_meaning(error: OSError) -> tuple[Outcome, str]:
 
 def _local_host(text: str) -> Address | None:
     """Return the pool's source address: the listen address, if that is a single numeric address."""
-    local = literal(listen_address(text)[0] or "") if text else None
-    return None if local is None or ipaddress.ip_address(local[1]).is_unspecified else local
+    return literal(listen_address(text)[0] or "") if text else None
