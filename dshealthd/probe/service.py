@@ -17,6 +17,7 @@ from dshealthd.linux import starvation
 from dshealthd.linux.local_network import interface_of
 from dshealthd.probe.hung_jobs import HungJobs
 from dshealthd.probe.members.absences import Absences
+from dshealthd.probe.members.hostlist import numeric
 from dshealthd.probe.members.local_membership import LocalMembership, hostname
 from dshealthd.probe.members.schedule import epoch_at
 from dshealthd.probe.metrics import RoundMetrics
@@ -280,11 +281,17 @@ class ProbeService:
         return running
 
     def _address(self) -> tuple[str, str]:
-        """Return this node's numeric address and its interface for probes; call it in a thread."""
+        """Return this node's numeric address and its interface for probes; call it in a thread.
+        Raises OSError.
+        """
         host, _ = listen_address(self.options.peer.listen_address)
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
-        address = str(ipaddress.ip_address(found))
-        return address, self.options.worker.interface or interface_of(address, self._host)
+        address, member = ipaddress.ip_address(found), numeric(self.me)
+        if address.is_loopback and (member is None or not member.is_loopback):
+            message = f"{host} is {address} on this node, where no other node reaches it"
+            raise OSError(message)
+        interface = self.options.worker.interface or interface_of(str(address), self._host)
+        return str(address), interface
 
 
 async def _prepared(make: Callable[[], T], what: str, deadline: float) -> T:

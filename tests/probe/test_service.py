@@ -228,6 +228,23 @@ async def test_waits_for_what_is_missing(tmp_path: Path) -> None:
         await eventually(lambda: epochs([one, two]))
 
 
+async def test_a_loopback_address_is_a_reason(tmp_path: Path) -> None:
+    """Where this node's own name is one of 127.0.0.0/8, as in Debian's /etc/hosts, the probes are
+    down: they would call others, who would find all their calls refused.
+    """
+
+    def at_localhost(options: ProbeOptions) -> ProbeOptions:
+        port = options.peer.listen_address.rpartition(":")[2]
+        members = MembershipOptions(nodes=("gpu1", "gpu2"), name="gpu1")
+        peer = replace(options.peer, listen_address=f"localhost:{port}")
+        return replace(options, members=members, peer=peer)
+
+    async with agents(tmp_path, 1, change=at_localhost) as (one,):
+        await eventually(lambda: one.service.status()["detail"])
+        assert "no other node reaches it" in one.service.status()["detail"]
+        assert one.value("probe_up") == 0
+
+
 async def test_hung_key_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the disk of the key hangs, the probes say so; they start once it answers."""
     answers = threading.Event()
