@@ -74,7 +74,7 @@ CLOCK_OFFSET = gauge(
 DISAGREES = gauge(
     "dshealthd_probe_peer_disagrees",
     "1 if the last round with this member was declined because the two nodes differ in clock, "
-    "member list or version.",
+    "member list, names or version.",
     *("peer", "reason"),
 )
 SUSPECT = gauge(

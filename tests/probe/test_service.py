@@ -154,6 +154,26 @@ def reads(hostfile: Path) -> Callable[[ProbeOptions], ProbeOptions]:
     )
 
 
+async def test_a_renamed_node_is_no_suspect(tmp_path: Path) -> None:
+    """While a node does not know its new name yet, the others report that it has another one: its
+    signed answer shows that it is there, and has the key.
+    """
+
+    def late(options: ProbeOptions) -> ProbeOptions:
+        if options.members.name != NAMES[2]:
+            return options
+        old = MembershipOptions(nodes=(*NAMES[:2], NAMES[3]), name=NAMES[3])
+        return replace(options, members=old)
+
+    async with agents(tmp_path, 3, change=late) as (one, two, renamed):
+        del renamed
+        say = "probe_peer_disagrees", NAMES[2], "wrong_receiver"
+        await eventually(lambda: all(agent.value(*say) for agent in (one, two)))
+        begun = one.wall() // PERIOD
+        await eventually(lambda: any(epoch > begun + 4 for epoch in epochs([one, two])))
+        assert one.suspects == two.suspects == []
+
+
 async def test_hostfile_is_read_again(tmp_path: Path) -> None:
     """A changed hostfile is applied by the next epoch; a bad one changes metric and detail."""
     hostfile = tmp_path / "hostfile"

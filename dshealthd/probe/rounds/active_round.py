@@ -31,7 +31,9 @@ DISAGREEMENTS = frozenset(
         Decline.MEMBERS,
         Decline.VERSIONS,
         Rejection.VERSION,
+        Rejection.RECEIVER,
         Rejection.SENDER,
+        Rejection.SELF,
         Rejection.ADDRESS,
     }
 )

@@ -203,7 +203,7 @@ async def test_connections_do_not_pile_up(key: Path) -> None:
         # all are node b, which says that it is not who is meant, on a connection that is kept
         for name in names:
             await fails(
-                client.call(name, "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "wrong_receiver"
+                client.call(name, "echo", PING, PATIENT), Outcome.DECLINED, "wrong_receiver"
             )
         assert metric(client, "client_connections") == 16
         await eventually(lambda: node.metric("connections") == 16)
