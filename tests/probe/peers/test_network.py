@@ -60,8 +60,8 @@ async def test_listener_that_restarts(key: Path) -> None:
 
 
 async def test_silent_name_server(key: Path) -> None:
-    """A name server that is silent, within the deadline, or that fails says nothing of the node; a
-    name that does not exist makes it unreachable, at once.
+    """A name server that is silent, within the deadline, or that fails says nothing of the node,
+    nor does one that does not know its name yet.
     """
     released = threading.Event()
 
@@ -77,7 +77,7 @@ async def test_silent_name_server(key: Path) -> None:
 
     cases = (
         (never, 0.2, Outcome.INCONCLUSIVE, "name_timeout"),
-        (unknown, PATIENT, Outcome.UNREACHABLE, "name_unknown"),
+        (unknown, PATIENT, Outcome.INCONCLUSIVE, "name_unknown"),
         (failing, PATIENT, Outcome.INCONCLUSIVE, "name_server"),
     )
     for look_up, deadline, outcome, reason in cases:
