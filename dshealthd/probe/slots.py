@@ -51,6 +51,7 @@ from dshealthd.probe.rounds.plan import (
 from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.verdicts.confirmation import Confirmations
 from dshealthd.probe.verdicts.detector import Detector
+from dshealthd.probe.workers.fork_server import DEADLINE
 from dshealthd.probe.workers.store import LocalStore
 
 if TYPE_CHECKING:
@@ -175,7 +176,11 @@ class SlotRunner:
         meanwhile rounds are light.
         """
         stamp, pool = f"dshealthd {__version__}", self._state.worker_pool
-        if pool is not None and not await pool.prepare(PREPARATION):
+        reason = "" if pool is None else await pool.prepare(PREPARATION)
+        while pool is not None and reason == DEADLINE:
+            await asyncio.sleep(PREPARATION)
+            reason = await pool.prepare(PREPARATION)
+        if pool is not None and not reason:
             stamp += f" torch {pool.about.get('torch', '')} cuda {pool.about.get('cuda', '')}"
         self.baselines.stamp = stamp
         try:
