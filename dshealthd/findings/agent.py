@@ -79,7 +79,7 @@ def probes(series: Series, wall: float) -> Iterator[Sign]:
         yield from each(silent, apart="round", hold=120.0, since=last)
     name = "probe_peer_disagrees"
     for what, peers in Counter(labels["reason"] for labels, _ in series(name)).items():
-        reason = f"it differs from peers in {what}, and has no rounds with them"
+        reason = f"it differs from peers ({what}), and has no rounds with them"
         yield Sign(PROBES, reason, part=what, value=float(peers), source=name)
 
 

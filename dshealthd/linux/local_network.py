@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
 import fcntl
 import ipaddress
+import os
 import re
 import socket
 import struct
@@ -22,10 +24,11 @@ _OF_CONTAINERS = re.compile(
     r"|lxcbr\d+"
     r"|lxdbr\d+"
 )
-_SIOCGIFADDR = 0x8915
-"""`SIOCGIFADDR` of linux/sockios.h: an interface's IPv4 address."""
-_ADDRESS = 20
-"""Offset of the IPv4 address in the kernel's struct ifreq."""
+_SIOCGIFCONF = 0x8912
+"""`SIOCGIFCONF` of linux/sockios.h: all IPv4 addresses, each with its interface."""
+_IFREQ = struct.Struct("16s4x4s16x")
+"""The kernel's struct ifreq, with an IPv4 address."""
+_MOST_ADDRESSES = 4096
 LOOPBACK = "lo"
 
 
@@ -113,14 +116,14 @@ def interface_of(address: str, host: Host) -> str:
     wanted = ipaddress.ip_address(address)
     if isinstance(wanted, ipaddress.IPv6Address):
         return _of_ipv6(wanted, host)
+    # An interface may have several, of which SIOCGIFADDR would return the first alone.
+    found = array.array("B", bytes(_MOST_ADDRESSES * _IFREQ.size))
+    request = struct.pack("iP", len(found), found.buffer_info()[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as control:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(control, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has no IPv4 address
-                continue
-            if answer[_ADDRESS : _ADDRESS + 4] == wanted.packed:
-                return name
+        (size, _) = struct.unpack("iP", fcntl.ioctl(control, _SIOCGIFCONF, request))
+    for name, packed in _IFREQ.iter_unpack(found[:size]):
+        if packed == wanted.packed:
+            return os.fsdecode(name.rstrip(b"\0")).partition(":")[0]  # an alias, such as eth0:1
     return LOOPBACK
 
 

@@ -73,8 +73,8 @@ CLOCK_OFFSET = gauge(
 )
 DISAGREES = gauge(
     "dshealthd_probe_peer_disagrees",
-    "1 if the last round with this member was declined because the two nodes differ in clock, "
-    "member list or version.",
+    "1 if no round with this member was possible, last time, because the two nodes differ in "
+    "clock, member list, names or version, or its name is unknown here.",
     *("peer", "reason"),
 )
 SUSPECT = gauge(
@@ -171,7 +171,7 @@ class RoundMetrics:
             self._met = peer if observation.outcome is Outcome.OK else ""
         if report.offset is not None:
             _put_latest(self._offsets, peer, report.offset)
-        if observation.outcome is Outcome.DECLINED and observation.reason in DISAGREEMENTS:
+        if observation.outcome is not Outcome.OK and observation.reason in DISAGREEMENTS:
             _put_latest(self._disagreeing, peer, observation.reason)
         elif observation.outcome is Outcome.OK:
             self._disagreeing.pop(peer, None)

@@ -77,14 +77,14 @@ class Outcome(enum.StrEnum):
     OK = "ok"
     DECLINED = "declined"
     """A member refused to take part, with a reason (busy GPU, draining, different member list,
-    already testing).
+    another name, already testing).
     """
     UNREACHABLE = "unreachable"
     """No answer: packets are dropped, or the node is off."""
     REFUSED = "refused"
     """The connection was refused or reset: the node is up, but its agent or port is not."""
     UNAUTHORIZED = "unauthorized"
-    """One side does not accept the key of the other, or the name by which it is called."""
+    """One side does not accept the key of the other."""
     HUNG = "hung"
     """A stage passed its deadline."""
     FAILED = "failed"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dshealthd.core.options import Duration, Section, option
 from dshealthd.core.sockets import listen_address
-from dshealthd.probe.members.hostlist import is_name, quote
+from dshealthd.probe.members.hostlist import is_name, numeric, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,9 +89,10 @@ class PeerOptions:
             except (ValueError, ArithmeticError) as error:
                 yield "listen_address", str(error)
             else:
-                if host is None:
-                    problem = "names no host; the listener never takes all addresses by default"
-                    yield "listen_address", f'"{self.listen_address}" {problem}'
+                address = numeric(host or "::")
+                if address is not None and address.is_unspecified:
+                    problem = "names no single host; workers on other nodes connect to this address"
+                    yield "listen_address", f'"{self.listen_address}" {problem}, too'
             if self.key_file is None:
                 yield "listen_address", "needs key_file"
 
@@ -104,8 +105,8 @@ class PolicyOptions:
 
     gpus: Literal["idle", "always", "never"] = option(
         "idle",
-        "When rounds may use the GPUs: while no process computes on any GPU of the node, "
-        "always, or never. Unknown counts as busy.",
+        "When rounds may use the GPUs: while no process computes on any GPU of the node and no "
+        "rank of a job runs there, always, or never. Unknown counts as busy.",
     )
     duty_ratio: float = option(
         0.001,

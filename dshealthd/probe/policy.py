@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 NEVER = "policy_never"
 BUSY = "busy_gpu"
+"""Processes compute on a GPU, or ranks of a training job are about to."""
 TRAINING = "busy_cpu"
 """Ranks of a training job run on a node without GPUs."""
 UNKNOWN = "gpu_unknown"
@@ -73,12 +74,13 @@ class GpuOccupancy:
             return UNKNOWN
         # A sample taken during one of our own rounds includes one of our workers on each GPU.
         own = any(begin <= latest.sampled <= end for begin, end in self._rounds)
-        return BUSY if max(processes.values()) > own else ""
+        # Ranks that have just started have no context on a GPU yet, or it is not sampled yet.
+        return BUSY if max(processes.values()) > own or self._ranks() == TRAINING else ""
 
     def _ranks(self) -> str:
-        """Return why the CPUs of a node without GPUs count as busy. Ranks are found by their
-        launcher's environment, and by their heartbeats. Where the first is turned off, the second
-        alone has to do.
+        """Return why the ranks of jobs, or what is not known of them, keep rounds off a node. They
+        are found by their launcher's environment, and by their heartbeats. Where the first is
+        turned off, the second alone has to do.
         """
         found = self._latest(job_environment.JobEnvironment.name)
         beats = self._latest(training.Training.name)

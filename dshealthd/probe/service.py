@@ -9,16 +9,15 @@ import logging
 import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dshealthd import __version__
 from dshealthd.core import background
 from dshealthd.core.collector import counter, gauge
-from dshealthd.core.schema import SchemaError
 from dshealthd.core.sockets import listen_address
 from dshealthd.core.state_writer import StateFile
 from dshealthd.linux import starvation
 from dshealthd.linux.local_network import interface_of
 from dshealthd.probe.hung_jobs import HungJobs
 from dshealthd.probe.members.absences import Absences
+from dshealthd.probe.members.hostlist import numeric
 from dshealthd.probe.members.local_membership import LocalMembership, hostname
 from dshealthd.probe.members.schedule import epoch_at
 from dshealthd.probe.metrics import RoundMetrics
@@ -263,7 +262,7 @@ class ProbeService:
                 await running.close()
 
     async def _set_up(self) -> SlotRunner:
-        """Read the probes' members, secrets and baselines; open the listener. Raises Setup."""
+        """Read the probes' members and secrets; open the listener. Raises Setup."""
         await self._state.local_membership.refresh(again=True)
         if not self._state.local_membership.known:
             raise Setup("\n".join(self._state.local_membership.errors))
@@ -272,18 +271,7 @@ class ProbeService:
             lambda: Credentials(options.peer), "peer credentials", READ_DEADLINE
         )
         address = await _prepared(self._address, "this node's address", PREPARATION)
-        stamp = ""
-        if self._state.worker_pool is not None and not await self._state.worker_pool.prepare(
-            PREPARATION
-        ):
-            about = self._state.worker_pool.about
-            stamp = f"torch {about.get('torch', '')} cuda {about.get('cuda', '')}"
-        baselines = Baselines(options.baseline, f"dshealthd {__version__} {stamp}".strip())
-        try:
-            baselines.restore(await self._state.file.load())
-        except (SchemaError, OSError) as error:
-            log.warning("probe: baselines start from scratch: %s", error)
-        running = SlotRunner(self._state, credentials, baselines, address)
+        running = SlotRunner(self._state, credentials, Baselines(options.baseline), address)
         try:
             await running.open()
         except (OSError, ValueError, ArithmeticError) as error:
@@ -293,11 +281,17 @@ class ProbeService:
         return running
 
     def _address(self) -> tuple[str, str]:
-        """Return this node's numeric address and its interface for probes; call it in a thread."""
+        """Return this node's numeric address and its interface for probes; call it in a thread.
+        Raises OSError.
+        """
         host, _ = listen_address(self.options.peer.listen_address)
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
-        address = str(ipaddress.ip_address(found))
-        return address, self.options.worker.interface or interface_of(address, self._host)
+        address, member = ipaddress.ip_address(found), numeric(self.me)
+        if address.is_loopback and (member is None or not member.is_loopback):
+            message = f"{host} is {address} on this node, where no other node reaches it"
+            raise OSError(message)
+        interface = self.options.worker.interface or interface_of(str(address), self._host)
+        return str(address), interface
 
 
 async def _prepared(make: Callable[[], T], what: str, deadline: float) -> T:

@@ -15,12 +15,14 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dshealthd import __version__
 from dshealthd.core import state_writer
+from dshealthd.core.schema import SchemaError
 from dshealthd.core.sockets import listen_address
 from dshealthd.probe.hung_jobs import Neighborhood
 from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.members.schedule import Timetable, epoch_at, root_order
-from dshealthd.probe.node import ThisNode
+from dshealthd.probe.node import PREPARATION, ThisNode
 from dshealthd.probe.observation import (
     ON_DEMAND,
     Backend,
@@ -49,6 +51,7 @@ from dshealthd.probe.rounds.plan import (
 from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.verdicts.confirmation import Confirmations
 from dshealthd.probe.verdicts.detector import Detector
+from dshealthd.probe.workers.fork_server import DEADLINE
 from dshealthd.probe.workers.store import LocalStore
 
 if TYPE_CHECKING:
@@ -129,6 +132,8 @@ class SlotRunner:
         self._requested: set[tuple[str, ...]] = set()
         """Members of the rounds that this node leads for another member."""
         self._saved = state.monotonic()
+        self._restored = False
+        """Whether the saved baselines have been read, and may be replaced."""
 
     async def open(self) -> None:
         """Open the listener before the first slot; raises OSError."""
@@ -146,13 +151,14 @@ class SlotRunner:
 
     def _save(self) -> None:
         """Write the baselines in the background, if they have changed."""
-        if self.baselines.changed:
+        if self._restored and self.baselines.changed:
             self._state.file.save(self.baselines.document())
 
     async def run(self) -> None:
         """Run one slot after another; return when this node's name changes."""
         try:
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._restore(), name="baselines")
                 tasks.create_task(self.confirmations.work(), name="confirmations")
                 tasks.create_task(
                     self._state.absences.keep_announcing(self.client, self._others), name="absences"
@@ -164,6 +170,24 @@ class SlotRunner:
                 await self._epochs(tasks)
         except* Renamed:
             log.warning("probe: this node has another name in the new list of members")
+
+    async def _restore(self) -> None:
+        """Read the baselines of this software. Which torch it has is known once that is imported;
+        meanwhile rounds are light.
+        """
+        stamp, pool = f"dshealthd {__version__}", self._state.worker_pool
+        reason = "" if pool is None else await pool.prepare(PREPARATION)
+        while pool is not None and reason == DEADLINE:
+            await asyncio.sleep(PREPARATION)
+            reason = await pool.prepare(PREPARATION)
+        if pool is not None and not reason:
+            stamp += f" torch {pool.about.get('torch', '')} cuda {pool.about.get('cuda', '')}"
+        self.baselines.stamp = stamp
+        try:
+            self.baselines.restore(await self._state.file.load())
+        except (SchemaError, OSError) as error:
+            log.warning("probe: baselines start from scratch: %s", error)
+        self._restored = True
 
     async def _epochs(self, tasks: asyncio.TaskGroup) -> None:
         """Start the slot of every epoch as this node's clock reaches it."""

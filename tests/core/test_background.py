@@ -147,7 +147,7 @@ def test_a_name_without_a_thread_is_no_verdict_on_it() -> None:
     """A look-up that cannot begin ends as one that fails: nothing is known of the name."""
     with pytest.raises(LookupFailed) as caught:
         asyncio.run(Resolver(lambda *_, **__: []).addresses("node7"))
-    assert caught.type is LookupFailed  # not UnknownName, which accuses
+    assert caught.type is LookupFailed  # not UnknownName
 
 
 @pytest.mark.usefixtures("short")

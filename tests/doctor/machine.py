@@ -137,9 +137,12 @@ class Machine:
 
     def arguments(self, *arguments: str) -> list[str]:
         """Return the arguments of the command on this machine."""
+        return ["doctor", "--no-agent", *self.paths, *arguments]
+
+    @property
+    def paths(self) -> list[str]:
+        """The arguments by which a command finds this machine."""
         return [
-            "doctor",
-            "--no-agent",
             "--config.file",
             str(self.config),
             "--path.sysfs",
@@ -148,7 +151,6 @@ class Machine:
             str(self.dev),
             "--path.state",
             str(self.directory / "state"),
-            *arguments,
         ]
 
     def run(self, *arguments: str) -> tuple[int, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -56,3 +58,35 @@ def test_container_networks(tmp_path: Path) -> None:
         IPv4Network("172.17.0.0/16"),
         IPv4Network("172.18.0.0/16"),
     ]
+
+
+ADDRESSES = """
+ip link add d0 type veth peer name d1 && ip link set lo up && ip link set d0 up || exit 77
+ip address add 10.9.9.1/24 dev d0 && ip address add 10.9.9.2/24 dev d0
+ip address add 10.9.8.1/32 dev d0 label d0:vip && ip address add fd00::1/64 dev d0
+exec "$@"
+"""
+ASK = """
+import sys
+from dshealthd.core.host import Host
+from dshealthd.linux.local_network import interface_of
+print(*(interface_of(address, Host()) for address in sys.argv[1:]))
+"""
+
+
+def test_interface_with_several_addresses() -> None:
+    """Each address is of its interface, not only the first: a worker that got the loopback
+    interface would meet no other node.
+    """
+    addresses = ["10.9.9.1", "10.9.9.2", "10.9.8.1", "fd00::1", "127.0.0.1", "10.9.7.1"]
+    command = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", ADDRESSES, "sh"]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", ASK, *addresses],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode == 77 or done.stderr.startswith("unshare:"):
+        pytest.skip("network namespaces are not permitted here")
+    assert done.stdout.split() == ["d0", "d0", "d0", "d0", "lo", "lo"], done.stderr

@@ -20,6 +20,7 @@ from dshealthd.probe.cli import local, pairs, report
 from dshealthd.probe.cli.command import parse_steps
 from dshealthd.probe.observation import Outcome, RoundKind, Timing
 from dshealthd.probe.options import MembershipOptions
+from tests.doctor.machine import Machine
 from tests.probe.peering import may_block
 from tests.probe.services import NAMES, Agent, agents
 from tests.waiting import eventually
@@ -75,6 +76,39 @@ def test_no_torch() -> None:
     assert "/nonexistent/python" in done.stdout
     assert "such as --probe.python /opt/train/bin/python" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("processes", "gpus", "status", "said"),
+    [
+        ("4711:1000000", "idle", 3, "# outcome: declined, busy_gpu"),
+        ("", "idle", 1, "# outcome: failed, no_python"),
+        ("4711:1000000", "always", 1, "# outcome: failed, no_python"),
+        ("", "never", 3, "# outcome: declined, policy_never"),
+    ],
+)
+def test_no_collectives_beside_a_training(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    processes: str,
+    gpus: str,
+    status: int,
+    said: str,
+) -> None:
+    """On GPUs that compute for somebody, nothing starts that could take their memory, unless the
+    configuration says so; the message says where.
+    """
+    machine = Machine(tmp_path, monkeypatch, capsys, gpus=2)
+    (machine.dev / "nvidiactl").touch()
+    machine.simulator.set(1, "processes", processes)
+    machine.config.write_text(f'[probe.policy]\ngpus = "{gpus}"\n', encoding="ascii")
+    monkeypatch.setattr(local, "PATIENCE", 0.0)
+    assert cli.main(["probe", *machine.paths, "--probe.python", "/nonexistent"]) == status
+    output = capsys.readouterr().out
+    assert said in output
+    assert ("probe.policy.gpus" in output) is (status == 3)
 
 
 @pytest.mark.parametrize(("flags", "message"), [

@@ -11,7 +11,7 @@ from dshealthd.probe.options import ProbeOptions
 
 PEER = {"listen_address": "b:1", "key_file": "k"}
 NODES = {"nodes": ["a", "b"]}
-NO_HOST = "names no host; the listener never takes all addresses by default"
+NO_HOST = "names no single host; workers on other nodes connect to this address, too"
 NO_PORT = 'is not "HOST:PORT" or ":PORT" with a port from 0 to 65535'
 
 
@@ -32,9 +32,12 @@ NO_PORT = 'is not "HOST:PORT" or ":PORT" with a port from 0 to 65535'
                 'probe.members.name: "a/b" is not a valid node name',
             ],
         ),
-        (
-            {"members": NODES, "peer": PEER | {"listen_address": ":10062"}},
-            [f'probe.peer.listen_address: ":10062" {NO_HOST}'],
+        *(
+            (
+                {"members": NODES, "peer": PEER | {"listen_address": address}},
+                [f'probe.peer.listen_address: "{address}" {NO_HOST}'],
+            )
+            for address in (":10062", "0.0.0.0:10062", "[::]:10062", "[0:0::]:10062")
         ),
         (
             {"members": NODES, "peer": PEER | {"listen_address": "b"}},

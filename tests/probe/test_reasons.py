@@ -153,6 +153,27 @@ def test_echoes_that_give_no_time(
     assert found == counts
 
 
+@pytest.mark.parametrize(
+    ("outcome", "reason", "told"),
+    [
+        (Outcome.DECLINED, "versions_differ", True),
+        (Outcome.DECLINED, "wrong_receiver", True),
+        (Outcome.DECLINED, "already_testing", False),
+        (Outcome.INCONCLUSIVE, "name_unknown", True),
+        (Outcome.INCONCLUSIVE, "name_server", False),
+    ],
+)
+def test_how_two_nodes_differ(outcome: Outcome, reason: str, *, told: bool) -> None:
+    """What lies in their set-up is told with the peer, until they have a round."""
+    metrics = RoundMetrics()
+    seen = Observation(1, RoundKind.LIGHT, "agent", ("a", "b"), outcome, Stage.INVITE)
+    metrics.add(RoundReport(replace(seen, reason=reason), PLAN, 0.1, led=True), "a")
+    found = [one.labels for one in metrics.samples(()) if one.metric is DISAGREES]
+    assert found == [("b", reason)] * told
+    metrics.add(RoundReport(replace(seen, outcome=Outcome.OK), PLAN, 0.1, led=True), "a")
+    assert not [one for one in metrics.samples(()) if one.metric is DISAGREES]
+
+
 def test_sizes_that_others_choose_are_no_series() -> None:
     """On-demand rounds of other sizes add no series, except among this node's own GPUs."""
     metrics = RoundMetrics()

@@ -25,6 +25,7 @@ from dshealthd.probe.members import local_membership, membership
 from dshealthd.probe.options import MembershipOptions, PeerOptions, ProbeOptions
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.slots import jitter
+from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests.agents import running
 from tests.probe.peering import KEY, OTHER_KEY, PATIENT, may_block, secret
 from tests.probe.services import NAMES, PERIOD, Agent, Clock, agents, snapshot
@@ -153,6 +154,26 @@ def reads(hostfile: Path) -> Callable[[ProbeOptions], ProbeOptions]:
     )
 
 
+async def test_a_renamed_node_is_no_suspect(tmp_path: Path) -> None:
+    """While a node does not know its new name yet, the others report that it has another one: its
+    signed answer shows that it is there, and has the key.
+    """
+
+    def late(options: ProbeOptions) -> ProbeOptions:
+        if options.members.name != NAMES[2]:
+            return options
+        old = MembershipOptions(nodes=(*NAMES[:2], NAMES[3]), name=NAMES[3])
+        return replace(options, members=old)
+
+    async with agents(tmp_path, 3, change=late) as (one, two, renamed):
+        del renamed
+        say = "probe_peer_disagrees", NAMES[2], "wrong_receiver"
+        await eventually(lambda: all(agent.value(*say) for agent in (one, two)))
+        begun = one.wall() // PERIOD
+        await eventually(lambda: any(epoch > begun + 4 for epoch in epochs([one, two])))
+        assert one.suspects == two.suspects == []
+
+
 async def test_hostfile_is_read_again(tmp_path: Path) -> None:
     """A changed hostfile is applied by the next epoch; a bad one changes metric and detail."""
     hostfile = tmp_path / "hostfile"
@@ -227,6 +248,23 @@ async def test_waits_for_what_is_missing(tmp_path: Path) -> None:
         await eventually(lambda: epochs([one, two]))
 
 
+async def test_a_loopback_address_is_a_reason(tmp_path: Path) -> None:
+    """Where this node's own name is one of 127.0.0.0/8, as in Debian's /etc/hosts, the probes are
+    down: they would call others, who would find all their calls refused.
+    """
+
+    def at_localhost(options: ProbeOptions) -> ProbeOptions:
+        port = options.peer.listen_address.rpartition(":")[2]
+        members = MembershipOptions(nodes=("gpu1", "gpu2"), name="gpu1")
+        peer = replace(options.peer, listen_address=f"localhost:{port}")
+        return replace(options, members=members, peer=peer)
+
+    async with agents(tmp_path, 1, change=at_localhost) as (one,):
+        await eventually(lambda: one.service.status()["detail"])
+        assert "no other node reaches it" in one.service.status()["detail"]
+        assert one.value("probe_up") == 0
+
+
 async def test_hung_key_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the disk of the key hangs, the probes say so; they start once it answers."""
     answers = threading.Event()
@@ -269,9 +307,34 @@ async def test_baselines_outlive_the_agent(
         await eventually(lambda: epochs(both))
     said = [one.message for one in caplog.records if "baselines" in one.message]
     assert said == ["probe: baselines start from scratch: body is not JSON"]
+    # Of two agents in one process, the end of only one waits for its file.
+    await eventually(lambda: (tmp_path / NAMES[0] / FILE).read_text() != "{")
     kept = [json.loads((tmp_path / name / FILE).read_bytes())["classes"] for name in found]
     times = [one[-1] for classes in kept for one in classes if one[: len(LIGHT)] == LIGHT]
     assert (len(times), times[-1][:16]) == (len(kept), [0.5] * 16)
+
+
+async def test_rounds_do_not_wait_for_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While torch is imported, which may take a minute, an agent answers and has light rounds: who
+    calls it must not find its calls refused. Saved baselines, of a version of torch that is not
+    known yet, stay as they are.
+    """
+
+    async def hang(_: WorkerPool, deadline: float) -> str:
+        await asyncio.sleep(deadline * 1000)
+        return ""
+
+    def put(options: ProbeOptions) -> ProbeOptions:
+        (tmp_path / options.members.name / FILE).write_text("{}", encoding="ascii")
+        return replace(options, python=Path(sys.executable))
+
+    monkeypatch.setattr(WorkerPool, "prepare", hang)
+    async with agents(tmp_path, 2, change=put) as both:
+        await eventually(lambda: epochs(both))
+        assert all(agent.value("probe_skips_total", "warming_up") for agent in both)
+    assert {(tmp_path / name / FILE).read_text() for name in NAMES[:2]} == {"{}"}
 
 
 async def test_off(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dshealthd import __version__
 from dshealthd.core.options import Duration
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.node import ThisNode
@@ -52,7 +53,7 @@ class Played(SlotRunner):
         """Of the rounds that are led; None of them is where it is empty."""
         self.really = False
         """Whether a round is planned, and not only counted."""
-        self._requested = set()
+        self._requested, self._restored = set(), True
         self._me, self._names, self._recent, self._saved = ME, (ME, OTHER), deque(), 0.0
         self.detector: Any = SimpleNamespace(withdraw=lambda _: self.had.update(["withdrawn"]))
         self.credentials: Any = SimpleNamespace(off=False)
@@ -139,6 +140,39 @@ async def test_what_is_due_beside_the_rounds(played: Played) -> None:
         played._saved, played.baselines.changed = played.now - since, changed
         await played._epoch(EPOCH)
         assert played.had["saved all"] == (since > 300.0 and changed)
+
+
+@pytest.mark.parametrize(
+    ("failures", "versions", "sleeps"),
+    [
+        (["deadline", "deadline", ""], " torch 2.9 cuda 13", 2),
+        (["no_torch"], "", 0),
+    ],
+)
+async def test_baselines_wait_for_a_slow_import(
+    played: Played, failures: list[str], versions: str, sleeps: int
+) -> None:
+    """As long as torch's version is not known, because its import takes too long, the saved
+    baselines are neither read as another software's nor replaced.
+    """
+    read: list[object] = []
+
+    async def load() -> object:
+        return "document"
+
+    async def prepare(_: float) -> str:
+        assert not played._restored
+        return failures.pop(0)
+
+    played._restored = False
+    played._state.file.load = load
+    played._state.worker_pool = SimpleNamespace(
+        prepare=prepare, about={"torch": "2.9", "cuda": "13"}
+    )
+    played.baselines.restore = read.append
+    await played._restore()
+    assert (played.baselines.stamp, read) == (f"dshealthd {__version__}{versions}", ["document"])
+    assert (len(played.sleeps), played._restored) == (sleeps, True)
 
 
 async def test_an_extra_round_waits_for_another(played: Played) -> None:

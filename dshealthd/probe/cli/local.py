@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import shutil
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.collection.scheduler import Scheduler
+from dshealthd.collectors import gpu_bus, gpu_processes
+from dshealthd.core.snapshot import Snapshot
 from dshealthd.core.text import plural
 from dshealthd.linux.pci import bus
 from dshealthd.probe.cli import report
 from dshealthd.probe.members.local_membership import hostname
-from dshealthd.probe.observation import Outcome, RoundKind, Stage
+from dshealthd.probe.observation import Backend, Outcome, RoundKind, Stage
 from dshealthd.probe.options import ProbeOptions
+from dshealthd.probe.policy import BUSY, GpuOccupancy, Policy
 from dshealthd.probe.rounds.conclusion import combine
 from dshealthd.probe.rounds.plan import PAIR, local_job, local_plan
 from dshealthd.probe.workers.store import LocalStore
@@ -31,6 +37,9 @@ DEADLINES = {
     **dict.fromkeys((Stage.STORE, Stage.INIT, Stage.WARM_UP, Stage.SIZES, Stage.VERIFY), 60.0),
 }
 """Timeout of each stage in seconds, generous because nothing else waits for the local probe."""
+PATIENCE = 15.0
+"""Seconds to wait for busy GPUs: a round of the agent's own, even one that hangs, takes up to 12 s.
+"""
 
 
 def interpreter(loaded: Config) -> str:
@@ -63,6 +72,19 @@ async def local(
 
     gpus = count_gpus(loaded.path.host)
     python = interpreter(loaded)
+    document = {"kind": RoundKind.LOCAL, "gpus": gpus, "python": python, "units": report.UNITS}
+    if gpus and (why := await _objection(loaded, tell)):
+        return document | {
+            "backend": Backend.NCCL,
+            "ranks": 0,
+            "versions": {},
+            "outcome": Outcome.DECLINED,
+            "stage": Stage.INVITE,
+            "reason": why,
+            "timings": [],
+            "checksums": [],
+            "failures": [],
+        }
     worker_pool = WorkerPool(
         python, 1.0, time.monotonic, environment=loaded.section(ProbeOptions).worker.variables
     )
@@ -82,17 +104,14 @@ async def local(
         await worker_pool.close()
     plan = local_plan(hostname(), gpus)
     found = combine(plan, plan.root, {plan.root: tuple(results)})
-    return {
-        "kind": RoundKind.LOCAL,
+    return document | {
         "backend": job.backend,
         "gpus": gpus,
         "ranks": len(results),
-        "python": python,
         "versions": {name: about[name] for name in ("torch", "cuda", "python") if name in about},
         "outcome": found.outcome,
         "stage": found.stage,
         "reason": found.reason,
-        "units": report.UNITS,
         "timings": [report.timing_fields(timing) for timing in report.timing_rows(found.timings)],
         "checksums": [
             {"gpu": one.part, "library": one.checksum.library, "checksum": one.checksum.number}
@@ -105,6 +124,25 @@ async def local(
             if one.outcome is not Outcome.OK
         ],
     }
+
+
+async def _objection(loaded: Config, tell: Callable[[str], None]) -> str:
+    """Return why the GPUs may not be used now, as a slug, or empty: as the agent decides it, but
+    from samples of this moment.
+    """
+    wanted = gpu_processes.GpuProcesses.name, gpu_bus.GpuBus.name
+    read = replace(loaded, collectors={name: loaded.collectors[name] for name in wanted})
+    end = time.monotonic() + PATIENCE
+    while True:
+        snapshot = Snapshot(time.monotonic, time.time)
+        await Scheduler(snapshot, time.monotonic, time.time).once(read)
+        gpus = GpuOccupancy(snapshot, time.monotonic)
+        options = loaded.section(ProbeOptions).policy
+        why = Policy(options, gpus, time.monotonic).objection(scheduled=False)
+        if why != BUSY or time.monotonic() > end:
+            return why
+        tell("waiting for the GPUs to be idle")
+        await asyncio.sleep(1.0)
 
 
 def checksums(entries: list[dict[str, Any]]) -> list[str]:
@@ -139,6 +177,11 @@ def show_local(document: dict[str, Any]) -> str:
     lines += checksums(document["checksums"])
     rank = "# rank {rank}: {outcome} at {stage}: {reason}: {detail}"
     lines += [rank.format(**entry) for entry in document["failures"]]
+    if document["outcome"] is Outcome.DECLINED:
+        lines.append(
+            "# GPUs are probed only while they are idle, as a probe takes memory on each; "
+            "probe.policy.gpus in --config.file sets when"
+        )
     if document["reason"] in {"no_torch", "no_python"}:
         lines.append(
             f"# {document['python']} cannot import torch: set the interpreter of the training "

@@ -120,7 +120,8 @@ async def one(
         try:
             answer = await client.call(leader, "lead", body, LEAD)
         except PeerError as error:
-            late = [] if error.outcome is Outcome.DECLINED else [leader]
+            known = error.outcome not in {Outcome.DECLINED, Outcome.INCONCLUSIVE}
+            late = [leader] if known else []
             entry |= {"outcome": error.outcome, "reason": error.reason, "late": late}
         else:
             found: Observation = answer["observation"]

@@ -28,7 +28,6 @@ from dshealthd.probe.peers.protocol import (
     Hello,
     PeerError,
     PeerSession,
-    Rejection,
     TimeoutMeaning,
     new_challenge,
     parse_challenge,
@@ -61,8 +60,6 @@ ANSWER = 2.0
 MAX_PER_PEER = 4
 """Concurrent calls to one peer, each on its own connection; further ones wait."""
 _OUTCOMES: Mapping[str, Outcome] = {
-    Rejection.RECEIVER: Outcome.UNAUTHORIZED,
-    Rejection.SELF: Outcome.UNAUTHORIZED,
     DEFECT: Outcome.FAILED,
     TIMED_OUT: Outcome.HUNG,
 }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import socket
 from collections import OrderedDict
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.link import Link
 from dshealthd.probe.peers.protocol import PeerError, TimeoutMeaning
-from dshealthd.probe.peers.resolver import LookupFailed, UnknownName, literal
+from dshealthd.probe.peers.resolver import NAME_UNKNOWN, LookupFailed, UnknownName, literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,10 +126,9 @@ class ConnectionPool:
         )  # the peer has not been contacted yet
         try:
             addresses = await self._resolver.addresses(host)
-        except UnknownName as error:
-            raise PeerError(Outcome.UNREACHABLE, "name_unknown") from error
         except LookupFailed as error:
-            raise PeerError(Outcome.INCONCLUSIVE, "name_server") from error
+            reason = NAME_UNKNOWN if isinstance(error, UnknownName) else "name_server"
+            raise PeerError(Outcome.INCONCLUSIVE, reason) from error
         on_timeout.becomes(Outcome.UNREACHABLE, "connect_timeout")
         try:
             link = await self._connect(addresses, port)
@@ -184,5 +182,4 @@ def error_meaning(error: OSError) -> tuple[Outcome, str]:
 
 def _local_host(text: str) -> Address | None:
     """Return the pool's source address: the listen address, if that is a single numeric address."""
-    local = literal(listen_address(text)[0] or "") if text else None
-    return None if local is None or ipaddress.ip_address(local[1]).is_unspecified else local
+    return literal(listen_address(text)[0] or "") if text else None

@@ -29,6 +29,8 @@ MAX_LOOKUPS = 4
 MAX_ADDRESSES = 4
 """Most addresses of one name to try."""
 MAX_NAMES = 65_536
+NAME_UNKNOWN = "name_unknown"
+"""The reason of a call to a node whose name does not exist: nothing is known of the node."""
 
 Address = tuple[socket.AddressFamily, str]
 

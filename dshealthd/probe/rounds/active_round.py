@@ -10,6 +10,7 @@ from dshealthd.linux.starvation import LoopLag
 from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.observation import Observation, PeerReport, RoundPlan, Stage
 from dshealthd.probe.peers.protocol import Rejection
+from dshealthd.probe.peers.resolver import NAME_UNKNOWN
 from dshealthd.probe.workers.job import RankResult
 from dshealthd.probe.workers.store import LocalStore
 
@@ -19,14 +20,26 @@ class Decline:
 
     CLOCK = "clock_differs"
     MEMBERS = "members_differ"
+    VERSIONS = "versions_differ"
+    """The workers have different versions of torch or NCCL."""
     TESTING = "already_testing"
     ROUND = "unknown_round"
 
 
 DISAGREEMENTS = frozenset(
-    {Decline.CLOCK, Decline.MEMBERS, Rejection.VERSION, Rejection.SENDER, Rejection.ADDRESS}
+    {
+        Decline.CLOCK,
+        Decline.MEMBERS,
+        Decline.VERSIONS,
+        NAME_UNKNOWN,
+        Rejection.VERSION,
+        Rejection.RECEIVER,
+        Rejection.SENDER,
+        Rejection.SELF,
+        Rejection.ADDRESS,
+    }
 )
-"""Reasons that mean that two nodes are set up differently."""
+"""Reasons that lie in how two nodes are set up, not in their hardware or network."""
 WHOLE = frozenset(
     {
         *DISAGREEMENTS,

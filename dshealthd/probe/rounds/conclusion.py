@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import FLOOR, Outcome, RoundResult, Stage, Timing
+from dshealthd.probe.rounds.active_round import Decline
 from dshealthd.probe.workers.job import OWN, STAGES, late
 
 if TYPE_CHECKING:
@@ -95,6 +96,11 @@ def combine(
     bad = [rank for rank in ranks if rank.outcome is not Outcome.OK]
     if not bad:
         return RoundResult(Outcome.OK, Stage.DONE, own_timings(merge(ranks), shares.get(me, ())))
+    if any(rank.reason == Decline.VERSIONS for rank in bad) and not any(
+        rank.own_finding for rank in bad
+    ):
+        # They are being upgraded, one after the other: neither is at fault.
+        return RoundResult(Outcome.DECLINED, stage, reason=Decline.VERSIONS)
     owners = {rank.rank: member for member, share in shares.items() for rank in share}
     guilty = {owners[rank] for rank in late(ranks)}
     if len(guilty) > 1 and all(rank.stage is Stage.IMPORT for rank in bad):

@@ -149,11 +149,11 @@ class Baselines:
     """The baselines of all classes that this node has timed."""
 
     def __init__(self, options: BaselineOptions, stamp: str = "") -> None:
-        """`stamp` names the software that was timed (dshealthd, torch, CUDA). Baselines of
-        different software are not comparable.
-        """
         self.slow_ratio = options.slow_ratio
-        self._stamp = stamp
+        self.stamp = stamp
+        """The software that is timed (dshealthd, torch, CUDA). Baselines of different software are
+        not comparable.
+        """
         self._classes: dict[TimingClass, _Class] = {}
         self._families: dict[TimingClass, dict[str, _Class]] = {}
         self.changed = False
@@ -240,7 +240,7 @@ class Baselines:
             if known.values
         ]
         self.changed = False
-        content = {"stamp": self._stamp, "classes": rows}
+        content = {"stamp": self.stamp, "classes": rows}
         return documents.dumps(content, separators=documents.COMPACT)
 
     def restore(self, document: Any) -> None:
@@ -250,7 +250,7 @@ class Baselines:
         if document is None:
             return
         with schema.reading("the file of baselines"):
-            if document["stamp"] != self._stamp:
+            if document["stamp"] != self.stamp:
                 return
             classes = dict(map(_row, document["classes"]))
         for series, known in classes.items():

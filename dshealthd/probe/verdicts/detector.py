@@ -207,6 +207,7 @@ class Detector:
         as usual if nothing in the round hints at a fault.
         """
         ok, hard, told = observation.outcome is Outcome.OK, hard_signal(observation), round.told
+        refused = observation.outcome is Outcome.REFUSED
         local = observation.kind is RoundKind.LOCAL
         for signal in (OWN_NODE,) if local else (REACH,) if hard == REACH else (REACH, RUN):
             bad = not ok and signal == hard
@@ -219,8 +220,12 @@ class Detector:
                     bad,
                     not bad,
                     str(observation.outcome),
-                    # If the peer was late, the round says nothing against this node.
-                    bad and (blamed or (observation.late == (round.peer,) and signal == RUN)),
+                    # If the peer was late, the round says nothing against this node. A refusal
+                    # has come from the peer, so the network between the two works.
+                    bad
+                    and (
+                        blamed or (observation.late == (round.peer,) and (signal == RUN or refused))
+                    ),
                 ),
             )
         family = (
@@ -294,8 +299,12 @@ class Detector:
         silent = hard == REACH and observation.outcome in _SILENCES and late == (peer,)
         told, pair = round.told, self._pairs.get(peer)
         self._company.record_report(round)
-        if not any(entry.explained for entry in bads.values()) and not (bad and peer in self._gone):
-            # A round that the peer is to blame for says nothing of this node.
+        explained = any(entry.explained for entry in bads.values())
+        if (observation.outcome is Outcome.REFUSED or not explained) and not (
+            bad and peer in self._gone
+        ):
+            # A round that the peer is to blame for says nothing of this node; but that a peer
+            # refuses after a silence shows that it was booted.
             self._company.log.append(Met(round, light, ratio, bool(bad), silent))
         if observation.outcome is Outcome.OK and round.led:
             self._gone.pop(peer, None)

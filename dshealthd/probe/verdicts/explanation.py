@@ -43,6 +43,8 @@ def reason_of(measurements: Iterable[Measurement]) -> str:
 def explain(investigation: Investigation, signal: Signal, company: Company) -> Cause:
     """Return the cause of an investigation's bad rounds, as far as its rounds show it."""
     rounds = list(investigation.measurements)
+    if all(entry.explained for entry in investigation.bads):
+        return Cause.NOTHING
     if signal.timed:
         # Rounds that are slow by the same ratio are not random spikes: one fewer will do.
         ratios = [entry.ratio for entry in investigation.bads]

@@ -194,7 +194,11 @@ class PairSuspicion:
         if epoch == self.first.epoch or self.bads < HARD_BADS:
             return PairVerdict.NOTHING  # what others know may be older than the fault
         alone = len(company.leaves) <= PEERS  # nobody else can tell
-        waits = not alone and (epoch <= self.first.epoch + _PATIENCE or self.bads < _MOST)
+        waits = not alone and (
+            epoch <= self.first.epoch + _PATIENCE
+            or self.bads < _MOST
+            or mine.ill > mine.good  # the fault is not this pair's alone
+        )
         if REACH not in self.signals:
             if self.missing > 0:
                 return PairVerdict.NOTHING

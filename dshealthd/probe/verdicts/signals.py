@@ -216,8 +216,8 @@ class SignalHistory:
     def explain(self, peer: str) -> None:
         """Withdraw evidence that is now known to be the fault of a peer."""
         self._remove(peer, bad=True)
-        for entry in self.investigation.measurements if self.investigation else ():
-            entry.explained |= entry.bad and entry.round.peer == peer
+        for entry in self.investigation.bads if self.investigation else ():
+            entry.explained |= entry.round.peer == peer
 
     def forget(self) -> None:
         """Start the signal's history afresh, as the fault is over."""

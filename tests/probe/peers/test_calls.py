@@ -202,9 +202,9 @@ async def test_request_before_the_challenges(key: Path) -> None:
 
 
 @pytest.mark.parametrize(("sender", "receiver", "outcome", "reason"), [
-    ("a", "c", Outcome.UNAUTHORIZED, "wrong_receiver"),
+    ("a", "c", Outcome.DECLINED, "wrong_receiver"),
     ("stranger", "b", Outcome.DECLINED, "not_a_member"),
-    ("b", "b", Outcome.UNAUTHORIZED, "own_name"),
+    ("b", "b", Outcome.DECLINED, "own_name"),
 ])  # fmt: skip
 async def test_wrong_names(
     key: Path, sender: str, receiver: str, outcome: Outcome, reason: str

@@ -60,8 +60,8 @@ async def test_listener_that_restarts(key: Path) -> None:
 
 
 async def test_silent_name_server(key: Path) -> None:
-    """A name server that is silent, within the deadline, or that fails says nothing of the node; a
-    name that does not exist makes it unreachable, at once.
+    """A name server that is silent, within the deadline, or that fails says nothing of the node,
+    nor does one that does not know its name yet.
     """
     released = threading.Event()
 
@@ -77,7 +77,7 @@ async def test_silent_name_server(key: Path) -> None:
 
     cases = (
         (never, 0.2, Outcome.INCONCLUSIVE, "name_timeout"),
-        (unknown, PATIENT, Outcome.UNREACHABLE, "name_unknown"),
+        (unknown, PATIENT, Outcome.INCONCLUSIVE, "name_unknown"),
         (failing, PATIENT, Outcome.INCONCLUSIVE, "name_server"),
     )
     for look_up, deadline, outcome, reason in cases:
@@ -203,7 +203,7 @@ async def test_connections_do_not_pile_up(key: Path) -> None:
         # all are node b, which says that it is not who is meant, on a connection that is kept
         for name in names:
             await fails(
-                client.call(name, "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "wrong_receiver"
+                client.call(name, "echo", PING, PATIENT), Outcome.DECLINED, "wrong_receiver"
             )
         assert metric(client, "client_connections") == 16
         await eventually(lambda: node.metric("connections") == 16)

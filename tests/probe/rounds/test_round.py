@@ -355,7 +355,17 @@ CASES = {
     "other torch": (
         "failed store versions_differ 0",
         "failed store versions_differ 0",
-        "failed - versions_differ",
+        "declined - versions_differ",
+    ),
+    "other torch, of which one rank tells before all are cut short": (
+        "failed store versions_differ 0",
+        "inconclusive import ended_early 0",
+        "declined - versions_differ",
+    ),
+    "other torch, and killed": (
+        "failed store versions_differ 0",
+        "failed store killed 0",
+        "failed them killed",
     ),
     "starved, and the other was ended while it waited": (
         "inconclusive sizes starved 6",

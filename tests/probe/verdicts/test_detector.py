@@ -686,15 +686,55 @@ def test_one_outage_with_everybody_is_not_intermittent() -> None:
     assert scene.detector.suspects() == ()
 
 
-@pytest.mark.parametrize("outcome", [Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED])
+def nobody(outcome: Outcome) -> Callable[[tuple[str, ...], RoundKind], Answer]:
+    """A world in which every call ends like this."""
+
+    def world(peers: tuple[str, ...], _: RoundKind) -> Answer:
+        return Answer(outcome=outcome, stage=Stage.INVITE, late=peers[-1:], silent=True)
+
+    world.word = None  # type: ignore[attr-defined] # nobody can be asked either
+    return world
+
+
+@pytest.mark.parametrize("outcome", [Outcome.UNREACHABLE, Outcome.UNAUTHORIZED])
 def test_everybody_unreachable_means_oneself(outcome: Outcome) -> None:
     """If nobody answers, on this leaf or another, this node is cut off and accuses nobody else."""
     scene = settled()
-    assert scene.run(always(Answer(outcome=outcome, stage=Stage.INVITE, silent=True)), 3) == (
-        Suspect(Part.NODE, ME, str(outcome)),
-    )
+    assert scene.run(nobody(outcome), 3) == (Suspect(Part.NODE, ME, str(outcome)),)
     assert scene.detector.score() == HARD
     assert scene.run(well, 4) == ()
+
+
+@pytest.mark.parametrize("members", [3, 4, 16])
+def test_everybody_refusing_is_not_oneself(members: int) -> None:
+    """If all other agents start again at once, each refusal has come over the network: the node
+    whose agent was first accuses neither itself nor them nor its links, and has no bad score.
+    """
+    scene = settled(dict.fromkeys((ME, *(f"a{number}" for number in range(1, members))), ""))
+    for _ in range(40):
+        assert scene.run(nobody(Outcome.REFUSED)) == ()
+        assert scene.detector.score() == 1.0
+    assert scene.run(well, 4) == ()
+
+
+def test_everybody_booting_is_not_oneself() -> None:
+    """Nor if all others were silent before, as nodes are while they boot."""
+    scene = settled(dict.fromkeys((ME, "a1", "a2", "a3"), ""))
+    scene.run(nobody(Outcome.UNREACHABLE), 2)
+    for _ in range(16):
+        found = scene.run(nobody(Outcome.REFUSED))
+        assert Part.NODE not in {suspect.part for suspect in found}
+
+
+def test_refusals_after_silence_are_no_outages() -> None:
+    """Peers that are silent, refuse and then answer were booted: this node has lost no packets."""
+    scene = settled()
+    for name in ("a1", "b2", "a3"):
+        for outcome in (Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.OK):
+            scene.epoch += 1
+            late = () if outcome is Outcome.OK else (name,)
+            scene.round((ME, name), Answer(outcome=outcome, late=late), kind=RoundKind.LIGHT)
+    assert scene.detector.suspects() == ()
 
 
 def test_only_other_leaves_unreachable_is_the_leaf() -> None:
