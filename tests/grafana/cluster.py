@@ -65,10 +65,10 @@ def scraped(directory: Path) -> Scrape:
 
 
 def _probed(scrape: Scrape) -> bool:
-    """Tell whether an agent has had a round. What a round measures `fleet` adds: it is not known
-    where an agent waited for a CPU.
+    """Tell whether an agent has had a round, and has looked twice where it compares two looks. What
+    a round measures `fleet` adds: it is not known where an agent waited for a CPU.
     """
-    return rounds(scrape, outcome="ok") > 0
+    return rounds(scrape, outcome="ok") > 0 and "dshealthd_processes_stuck" in scrape.series
 
 
 def shipped(directory: Path) -> Path:
