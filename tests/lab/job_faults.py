@@ -138,8 +138,15 @@ def orphan(directory: Path, nodes: Sequence[Node], port: int) -> Iterator[Job]:
 
 
 def _oom_kill(alert: Alert) -> bool:
-    """The kernel's count of kills is the machine's, so that all nodes of the lab tell of it."""
-    return alert.labels["alertname"] == "DshealthdHostMemoryPressure"
+    """The kernel's count of kills is the machine's, so that all nodes of the lab tell of it. Its node
+    may notice the end of the rank later than another the error that follows, which is told until
+    then: here at once.
+    """
+    labels = alert.labels
+    return labels["alertname"] == "DshealthdHostMemoryPressure" or (
+        labels["alertname"] == "DshealthdJobFailed"
+        and labels.get("reason", "").endswith(" ended with an error")
+    )
 
 
 def _link(alert: Alert) -> bool:

@@ -15,6 +15,7 @@ from tests.symptoms.chain import played
 pytestmark = pytest.mark.lab  # see test_probes.py
 
 OPERATION = "dshealthd_probe_operation_seconds"
+DISAGREES = "dshealthd_probe_peer_disagrees"
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +68,25 @@ def test_wrong_data(full: Probing) -> None:
 
 
 def test_wrong_torch(full: Probing) -> None:
-    """A node with another version of torch is named: its rounds fail."""
+    """A node with another version of torch is told of by each of the others, and by itself of each;
+    its rounds are declined, and it is no suspect.
+    """
     _, two, *_ = full.nodes
-    named(full, sabotage(two, "versions"), two, {"failed"}, by=(two,), epochs=15)
+    pairs = {(one.name, two.name) for one in full.nodes if one is not two}
+    pairs |= {(peer, own) for own, peer in pairs}
+
+    def differ(scrapes: Mapping[str, Scrape]) -> set[tuple[str, str]]:
+        return {
+            (own, dict(labels)["peer"])
+            for own, scrape in scrapes.items()
+            for labels, value in scrape.series.get(DISAGREES, {}).items()
+            if value and dict(labels)["reason"] == "versions_differ"
+        }
+
+    with sabotage(two, "versions"):
+        found = full.await_(lambda found: differ(found) == pairs, 25, "versions that differ")
+    assert not any(map(suspects, found.values())), full.told(found)
+    full.await_(lambda found: not differ(found), 25, "versions that are the same")
 
 
 def test_worker_killed_in_rendezvous(full: Probing) -> None:
