@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.verdicts.signals import Cause, accuses_itself
+from dshealthd.probe.verdicts.signals import REACH, Cause, accuses_itself
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,7 +43,7 @@ def reason_of(measurements: Iterable[Measurement]) -> str:
 def explain(investigation: Investigation, signal: Signal, company: Company) -> Cause:
     """Return the cause of an investigation's bad rounds, as far as its rounds show it."""
     rounds = list(investigation.measurements)
-    if all(entry.explained for entry in investigation.bads):
+    if signal == REACH and all(entry.explained for entry in investigation.bads):
         return Cause.NOTHING
     if signal.timed:
         # Rounds that are slow by the same ratio are not random spikes: one fewer will do.
