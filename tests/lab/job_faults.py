@@ -138,9 +138,9 @@ def orphan(directory: Path, nodes: Sequence[Node], port: int) -> Iterator[Job]:
 
 
 def _oom_kill(alert: Alert) -> bool:
-    """The kernel's count of kills is the machine's, so that all nodes of the lab tell of it. Its node
-    may notice the end of the rank later than another the error that follows, which is told until
-    then: here at once.
+    """The kernel's count of kills is the machine's, so that all nodes of the lab tell of it. The
+    node of the rank may notice its end later than another the error that follows, which is told
+    until then: here at once.
     """
     labels = alert.labels
     return labels["alertname"] == "DshealthdHostMemoryPressure" or (
