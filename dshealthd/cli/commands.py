@@ -23,6 +23,7 @@ from dshealthd.cli.apart import APART
 from dshealthd.cli.arguments import Command
 from dshealthd.config.flags import (
     ACCESS,
+    EXIT_FAILURE,
     EXIT_UNKNOWN,
     EXIT_USAGE,
     FlagParser,
@@ -46,7 +47,6 @@ MAX_FILES = 16_384
 
 The limit is not higher because some libraries in children touch every possible descriptor.
 """
-EXIT_FAILURE = 1
 Function = typing.TypeVar("Function", bound=typing.Callable[..., int])
 COMMANDS: list[Command] = []
 """All commands except those with a parser of their own, in the order of `--help`."""

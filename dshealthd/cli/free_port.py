@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.collectors.rendezvous import parse_ports
 from dshealthd.config import flags
+from dshealthd.config.flags import EXIT_FAILURE, EXIT_USAGE
 from dshealthd.core.options import ConfigError
 from dshealthd.core.text import print_lines
 from dshealthd.linux.local_network import local_ports
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 SERVED = frozenset((10061, 10062, 28028))
 """Ports of dshealthd's agent and of NCCL RAS, which may be free now but needed later."""
-EXIT_FAILURE, EXIT_USAGE = 1, 2
 DESCRIPTION = (
     "Print a port for a rendezvous that is free here, not in TIME_WAIT and outside the "
     "ephemeral\nrange. With COMMAND, hold it until COMMAND starts. Run it on the master: no "

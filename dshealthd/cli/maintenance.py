@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.maintenance import FILES, LIMIT, MAX_REASON, Maintenance, parse
+from dshealthd.config.flags import EXIT_FAILURE
 from dshealthd.core import state_file
 from dshealthd.core.options import COMMAND_LINE, ConfigError, Duration
 from dshealthd.core.text import print_lines, printable
@@ -24,9 +25,6 @@ DEFAULT = "2h"
 """How long maintenance lasts without `--for`."""
 SHORTEST, LONGEST = 60.0, 30 * 86400.0
 """Seconds. Maintenance without an end would hide later faults."""
-
-
-EXIT_FAILURE = 1
 
 
 class MaintenanceError(Exception):

@@ -29,6 +29,7 @@ if typing.TYPE_CHECKING:
 
 INSTALLED = Path("/etc/dshealthd/dshealthd.toml")
 """The file that the packages' service reads, and so each command on a node unless told another."""
+EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_UNKNOWN = 3
 """Exit status for bad usage where 2 means critical: nothing was queried."""

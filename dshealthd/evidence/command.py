@@ -8,6 +8,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.config.flags import EXIT_FAILURE
 from dshealthd.core.collector import reason_in_words
 from dshealthd.core.text import plural, print_lines, printable
 from dshealthd.evidence import members
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from dshealthd.config.config import Config
     from dshealthd.evidence.findings import NodeMembers
     from dshealthd.http.client import Access
-
-EXIT_FAILURE = 1
 
 
 def evidence(loaded: Config, access: Access, *, job: str | None) -> int:

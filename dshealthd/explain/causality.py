@@ -35,7 +35,6 @@ NCCL notice a closed connection at once."""
 BEFORE, AFTER = 900.0, 120.0
 """Seconds before and after the first failure in which a hardware fault may be its cause: a watchdog
 waits 600 s, and the kernel log is written a little later than the fault."""
-_OF_A_DEATH = 3
 _LAYERS = {
     "hardware": 1,
     "program": 2,
@@ -44,8 +43,9 @@ _LAYERS = {
     "scheduler": 6,
     "launcher": 7,
 }
-"""The place of each layer in the order of causes. A process that died stands between its program
-and the communication that it broke."""
+"""The place of each layer in the order of causes."""
+_OF_A_DEATH = 3
+"""The place of a process that died: between its program and the communication that it broke."""
 NOTHING = 8
 """The place of what cannot be the cause."""
 

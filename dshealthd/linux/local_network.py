@@ -28,7 +28,6 @@ _SIOCGIFCONF = 0x8912
 """`SIOCGIFCONF` of linux/sockios.h: all IPv4 addresses, each with its interface."""
 _IFREQ = struct.Struct("16s4x4s16x")
 """The kernel's struct ifreq, with an IPv4 address."""
-_MOST_ADDRESSES = 4096
 LOOPBACK = "lo"
 
 
@@ -117,10 +116,12 @@ def interface_of(address: str, host: Host) -> str:
     if isinstance(wanted, ipaddress.IPv6Address):
         return _of_ipv6(wanted, host)
     # An interface may have several, of which SIOCGIFADDR would return the first alone.
-    found = array.array("B", bytes(_MOST_ADDRESSES * _IFREQ.size))
-    request = struct.pack("iP", len(found), found.buffer_info()[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as control:
-        (size, _) = struct.unpack("iP", fcntl.ioctl(control, _SIOCGIFCONF, request))
+        # Without a buffer, the kernel says how large it must be.
+        size, _ = struct.unpack("iP", fcntl.ioctl(control, _SIOCGIFCONF, struct.pack("iP", 0, 0)))
+        found = array.array("B", bytes(size))
+        request = struct.pack("iP", len(found), found.buffer_info()[0])
+        size, _ = struct.unpack("iP", fcntl.ioctl(control, _SIOCGIFCONF, request))
     for name, packed in _IFREQ.iter_unpack(found[:size]):
         if packed == wanted.packed:
             return os.fsdecode(name.rstrip(b"\0")).partition(":")[0]  # an alias, such as eth0:1

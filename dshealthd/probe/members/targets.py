@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dshealthd.config.flags import EXIT_FAILURE
 from dshealthd.core import documents, state_file
 from dshealthd.core.sockets import listen_address
 from dshealthd.core.text import print_lines
@@ -17,8 +18,6 @@ from dshealthd.probe.options import MembershipOptions, ProbeOptions
 if TYPE_CHECKING:
     from dshealthd.config.config import Config
     from dshealthd.probe.members.membership import Membership
-
-EXIT_FAILURE = 1
 
 
 def document(membership: Membership, port: int) -> bytes:

@@ -8,6 +8,7 @@ from dshealthd.probe.observation import PeerReport, RoundKind
 from dshealthd.probe.verdicts.company import Company
 from dshealthd.probe.verdicts.explanation import explain
 from dshealthd.probe.verdicts.signals import (
+    REACH,
     RUN,
     Cause,
     Investigation,
@@ -80,6 +81,17 @@ def test_way_out(rounds: tuple[Measurement, ...], near: int, far: int, found: Ca
     other. One good round out of the leaf is chance.
     """
     assert cause(*rounds, near=near, far=far) is found
+
+
+@pytest.mark.parametrize(("signal", "found"), [(REACH, Cause.NOTHING), (RUN, Cause.MORE_NEAR)])
+def test_rounds_that_are_all_a_peers_fault(signal: Signal, found: Cause) -> None:
+    """Refusals by peers end the investigation; collectives that fail at a peer go on to others, or
+    the link between the two would be named.
+    """
+    rounds = [bad("f1"), bad("f2")]
+    for entry in rounds:
+        entry.explained = True
+    assert cause(*rounds, signal=signal) is found
 
 
 BOTH = (bad("n1", SAME), bad("n2", SAME))
