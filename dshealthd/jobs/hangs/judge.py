@@ -310,7 +310,11 @@ def _cause(
             return HangClass.DESYNC, []
         if len(paused) * 2 < len(living):
             return HangClass.DESYNC, [(rank, Culprit.PAUSED) for rank in paused]
-    return _apart(living, whole=whole)
+    reason, apart = _apart(living, whole=whole)
+    if just := [rank for rank in living if rank.state is ThreadState.STOPPED]:
+        # What the others wait for may be its stop, so how far they are accuses none of them.
+        apart = [(rank, problem) for rank, problem in apart if rank in {one.rank for one in just}]
+    return reason, apart
 
 
 def _apart(

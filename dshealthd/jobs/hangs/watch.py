@@ -314,8 +314,9 @@ class RankWatch:
                     last = watched.message
                     watched.baseline.resume(self._clock, last.step, last.phase)
             watched.stopped_at = None
-        elif watched.stopped_at is None:
-            watched.stopped_at = self._clock
+        elif watched.stopped_at is None:  # since its last look or heartbeat: stopped, it sends none
+            recent = max(watched.baseline.heard, self._clock - FRESH)
+            watched.stopped_at = watched.checks[-1][1] if watched.checks else recent
         if found is None:
             watched.checks = ()
             return

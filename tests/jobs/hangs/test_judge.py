@@ -533,6 +533,17 @@ def test_a_job_that_is_being_suspended() -> None:
     assert found([paused[0], long, paused[2]]).culprits == ((1, Culprit.STOPPED),)
 
 
+@pytest.mark.parametrize(("stopped", "named"), [(0, []), (1, [1])])
+def test_places_accuse_nobody_beside_a_rank_that_just_stopped(
+    stopped: int, named: list[int]
+) -> None:
+    """The stop may be why the others wait: until it counts, only its own rank can be behind."""
+    states = ranks(stage=FORWARD)
+    assert [rank for rank, _ in found(states).culprits] == [1]
+    states[stopped] = replace(states[stopped], state=ThreadState.STOPPED, stopped_for=1.0)
+    assert [rank for rank, _ in found(states).culprits] == named
+
+
 def test_a_kernel_that_waits_is_between_no_steps() -> None:
     """The host may have finished a step whose collective its GPU still waits in."""
     between = [replace(rank, stage=INPUT, on_gpu=True, world_size=4) for rank in ranks()]

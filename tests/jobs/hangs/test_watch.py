@@ -283,6 +283,21 @@ def test_for_how_long_a_process_is_stopped(scene: Scene) -> None:
     assert scene.rank(1).silence >= 10.0
 
 
+@pytest.mark.parametrize(("silent", "at_least"), [(0, 12.0), (4, 11.0)])
+def test_a_stop_is_as_old_as_the_last_sign_that_it_was_none(
+    scene: Scene, silent: int, at_least: float
+) -> None:
+    """Of a heartbeat or a look: a rank that was stopped is no less silent than it is stopped."""
+    for _ in range(silent):
+        scene.look()
+    scene.process(0, "T")
+    for _ in range(12):
+        scene.look()
+    stopped_for = scene.rank(0).stopped_for
+    assert at_least <= stopped_for <= at_least + 1.0
+    assert stopped_for <= scene.rank(0).silence
+
+
 def test_for_how_long_a_phase_lasts(scene: Scene) -> None:
     """A phase is as old as its first heartbeat; those within it do not make it younger."""
     scene.step(0, phase=Phase.EVALUATION)
