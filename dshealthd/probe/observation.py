@@ -14,6 +14,7 @@ from dshealthd.core import schema
 from dshealthd.core.schema import Array, Choice, Integer, Number, Row
 from dshealthd.probe.peers.fields import (
     LATE,
+    MAX_PAIRS,
     MAX_RANKS_OF_NODE,
     MAX_REPETITIONS,
     MAX_SIZE,
@@ -180,6 +181,8 @@ class PeerReport:
     """Whether its rounds are slow if they leave its leaf, and not if they stay inside."""
     pairs: Annotated[Mapping[str, float], Ratios()] = field(default_factory=dict)
     """The ratios of its last rounds, by peer."""
+    echoes: Annotated[tuple[str, ...], Array(NAME, MAX_PAIRS)] = ()
+    """Those peers with which these were echoes alone."""
 
     def is_well(self, but: str, high: float) -> bool:
         """Return whether most rounds in the report, except those with `but`, were good. True if

@@ -128,26 +128,33 @@ class Company:
         others = (ratio for other, ratio in round.told.pairs.items() if other != self.me)
         return max((round.told.node or 0.0), *others, 0.0) >= HARD
 
-    def pairs_of(self, name: str, report: PeerReport) -> list[float]:
+    def pairs_of(self, name: str, report: PeerReport) -> dict[str, float]:
         """Return the ratios in a peer's report of its rounds with others than this node. For a peer
         on another leaf, only those of rounds that left its leaf.
         """
         leaf = "" if self.near(name) else self.leaves.get(name, "")
-        return [
-            ratio
+        return {
+            other: ratio
             for other, ratio in report.pairs.items()
             if other != self.me and not (leaf and self.leaves.get(other) == leaf)
-        ]
+        }
 
-    def told(self, epoch: int) -> dict[str, float]:
-        """Return the ratios of recent rounds by peer, to report them to others."""
+    def told(self, epoch: int) -> tuple[dict[str, float], tuple[str, ...]]:
+        """Return the ratios of recent rounds by peer, to report them to others, and the peers with
+        which these were echoes alone.
+        """
         pairs: dict[str, float] = {}
+        ran: set[str] = set()
         for met in self.log:
-            if met.round.epoch >= epoch - 1:
-                before = pairs.pop(met.round.peer, 0.0)
-                # Chance makes a round slow, but does not break it: a good one does not undo that.
-                pairs[met.round.peer] = before if before >= HARD else met.ratio
-        return dict(list(pairs.items())[-MAX_PAIRS:])
+            peer = met.round.peer
+            if met.round.epoch < epoch - 1 or (met.light and not met.bad and peer in ran):
+                continue  # an echo says nothing good of collectives
+            before = pairs.pop(peer, 0.0)
+            # Chance makes a round slow, but does not break it: a good one does not undo that.
+            pairs[peer] = before if before >= HARD else met.ratio
+            ran |= set() if met.light else {peer}
+        newest = dict(list(pairs.items())[-MAX_PAIRS:])
+        return newest, tuple(peer for peer in newest if peer not in ran)
 
     def choose(
         self, *, near: bool | None, asked: Mapping[str, int], ill: Collection[str], now: float

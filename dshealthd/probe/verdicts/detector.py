@@ -514,6 +514,6 @@ class Detector:
                     }
                 ),
                 any(entry.leaves_badly() for entry in histories),
-                self._company.told(self._epoch),
+                *self._company.told(self._epoch),
             )
         return self._told

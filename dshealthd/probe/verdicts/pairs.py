@@ -239,10 +239,14 @@ class PairSuspicion:
     def theirs(self, company: Company) -> Others:
         """Return how the peer's last rounds with others went, by its own report."""
         report = company.report(self.peer, self.first.number)
-        ratios = [] if report is None else company.pairs_of(self.peer, report)
+        if report is None:
+            return Others(0, 0)
+        ratios = company.pairs_of(self.peer, report)
         high = HARD if self.hard else max(company.high, self.least / FAR_BELOW)
-        well = sum(ratio < high for ratio in ratios)
-        return Others(well, len(ratios) - well)
+        good = {name for name, ratio in ratios.items() if ratio < high}
+        # As in `others`: echoes say nothing good of collectives.
+        echoed = set() if self.kind is RoundKind.LIGHT else set(report.echoes)
+        return Others(len(good - echoed), len(ratios) - len(good))
 
     def echoes(self, company: Company) -> dict[str, bool]:
         """Return whether this node's last echo with each other member since then went badly."""

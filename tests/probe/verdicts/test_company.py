@@ -148,5 +148,5 @@ def test_ratios_of_a_peer_with_others() -> None:
     """Not with this node; of one on another leaf, not those inside that leaf."""
     known = company()
     report = PeerReport(1.0, pairs={"me": 9.0, "n0": 2.0, "f1": 3.0})
-    assert known.pairs_of("n1", report) == [2.0, 3.0]
-    assert known.pairs_of("f0", report) == [2.0]
+    assert known.pairs_of("n1", report) == {"n0": 2.0, "f1": 3.0}
+    assert known.pairs_of("f0", report) == {"n0": 2.0}

@@ -45,11 +45,19 @@ def company(names: tuple[str, ...] = NAMES) -> Company:
     return Company("me", dict.fromkeys(names, ""), HIGH)
 
 
-def met(known: Company, peer: str, ratio: float, number: int = 10, epoch: int = 1) -> None:
+def met(
+    known: Company,
+    peer: str,
+    ratio: float,
+    number: int = 10,
+    epoch: int = 1,
+    *,
+    light: bool = True,
+) -> None:
     """Record a round with another member, bad if it took longer than usual."""
     silent = ratio >= HARD
     round = a_round(number, peer, epoch)
-    known.log.append(Met(round, light=True, ratio=ratio, bad=ratio > HIGH, silent=silent))
+    known.log.append(Met(round, light=light, ratio=ratio, bad=ratio > HIGH, silent=silent))
 
 
 def suspicion(signal: Signal, bads: int, ratio: float = HARD) -> PairSuspicion:
@@ -309,7 +317,44 @@ def test_what_is_told_of_pairs() -> None:
     met(known, "b", 1.0, 3, 3)
     met(known, "c", 9.0, 4, 3)
     met(known, "c", 1.0, 5, 3)
-    assert known.told(3) == {"b": HARD, "c": 1.0}
+    assert known.told(3) == ({"b": HARD, "c": 1.0}, ("b", "c"))
+
+
+def test_echoes_are_told_as_such() -> None:
+    """A good one does not undo a slow collective, and one that fails does not hide behind a good
+    collective.
+    """
+    known = company()
+    met(known, "a", 9.0, 1, light=False)
+    met(known, "a", 1.0, 2)
+    met(known, "b", 1.0, 3, light=False)
+    met(known, "b", HARD, 4)
+    met(known, "c", HARD, 5)
+    met(known, "c", 1.0, 6, light=False)
+    met(known, "d", 1.0, 7)
+    assert known.told(1) == ({"a": 9.0, "b": HARD, "c": HARD, "d": 1.0}, ("d",))
+
+
+@pytest.mark.parametrize(
+    ("signal", "ratio", "bads"),
+    [(RUN, HARD, 2), (TIMED, 10.0, 6), (REACH, HARD, 5), (ECHO, 10.0, 6)],
+)
+@pytest.mark.parametrize("echoes", [(), ("a",)])
+def test_echoes_of_the_peer_say_nothing_good_of_collectives(
+    signal: Signal, ratio: float, bads: int, echoes: tuple[str, ...]
+) -> None:
+    """A peer whose collectives go wrong with everybody still echoes: its link is not accused before
+    it has met two others in collectives.
+    """
+    known, pair = company(), suspicion(signal, bads, ratio)
+    if signal in {RUN, TIMED}:
+        pair.first = replace(pair.first, kind=RoundKind.PAIR)
+    for name in ("a", "b", "c", "d"):
+        met(known, name, 1.0, light=False)
+    known.record_report(a_round(20, told=replace(WELL, echoes=echoes)))
+    pair.words = {"a": (1, True), "b": (1, True)}
+    unknown = signal in {RUN, TIMED} and echoes
+    assert pair.find(known, set(), 1) is (PairVerdict.NOTHING if unknown else PairVerdict.LINK)
 
 
 def test_what_is_kept_does_not_grow_with_the_fleet() -> None:
@@ -336,8 +381,10 @@ def test_a_report_is_as_long_as_peers_read() -> None:
     known = company()
     for number, peer in enumerate((*NAMES[1:], "peer", "f")):
         met(known, peer, 1.0 + number / 100, number)
-    pairs = known.told(1)
+    pairs, echoes = known.told(1)
+    assert echoes == tuple(pairs)
     assert list(pairs) == ["b", "c", "d", "e", "peer", "f"]
-    assert REPORT.read(REPORT.write(PeerReport(pairs=pairs), "report"), "report").pairs == pairs
+    report = PeerReport(pairs=pairs, echoes=echoes)
+    assert REPORT.read(REPORT.write(report, "report"), "report") == report
     with pytest.raises(SchemaError, match="pairs"):
         REPORT.write(PeerReport(pairs=pairs | {"a": 1.0}), "report")
