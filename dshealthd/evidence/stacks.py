@@ -27,6 +27,10 @@ ATTEMPTS = 3
 """A running process may be read in the middle of a change, so several attempts are made."""
 PAUSE = 0.3
 MAX_OUTPUT = 8 << 20
+_MAIN = "MainThread"
+"""Name that `threading` gives the main thread. In py-spy's output it is the last: the interpreter
+lists its threads newest first.
+"""
 
 
 def find_py_spy() -> str | None:
@@ -63,7 +67,8 @@ def collect(emit: Emit, host: Host, pid: int, rank: int, program: str | None) ->
     if problem:
         raise Missing(problem)
     emit(f"{file_of(rank, pid)}.stacks.txt", write(threads).encode(errors="replace"))
-    main = next((thread for thread in threads if thread["os"] == pid), threads[0])
+    # Not by its id: py-spy knows none before Python 3.11, and of a container that of its namespace.
+    main = next((thread for thread in threads if thread["name"] == _MAIN), threads[-1])
     at, inside = place(main["frames"]), place(main["frames"][:1])
     return {"at": at, "in": "" if inside == at else inside}
 
