@@ -137,7 +137,7 @@ class Pool:
         counts.
 
         `keep` is called in this process with everything that it emits, up to `max_bytes`. OSError
-        if no process can be started.
+        if no process can be started and none runs.
         """
         self._waiting.append(
             functools.partial(self._begin, name, function, deadline, max_bytes, keep)
@@ -182,7 +182,14 @@ class Pool:
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self._most:
-            one = self._waiting.popleft()()
+            begin = self._waiting.popleft()
+            try:
+                one = begin()
+            except OSError:  # out of processes: again once one has ended
+                if not self._running:
+                    raise
+                self._waiting.appendleft(begin)
+                return
             self._running.append(one)
             self._selector.register(one.descriptor, selectors.EVENT_READ, one)
 

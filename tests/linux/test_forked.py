@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import selectors
@@ -187,6 +188,25 @@ def test_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     pool.close()
     assert max(waits) <= 0.2
     assert 1 <= len(ticks) <= (time.monotonic() - began) * 5 + 3
+
+
+def test_out_of_processes_they_wait_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cgroup that holds no more processes lets fewer run; without any it is an error."""
+    pool, fork, most = Pool(), os.fork, 2
+
+    def limited() -> int:
+        if len(pool.names) >= most:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    monkeypatch.setattr(os, "fork", limited)
+    for number in range(5):
+        pool.start(str(number), lambda _emit: 1, 60.0)
+    assert [ended.value for ended in pool.ended()] == [1] * 5
+    most = 0
+    with pytest.raises(BlockingIOError):
+        pool.start("one too many", lambda _emit: 1, 60.0)
+    pool.close()
 
 
 def test_more_than_run_at_once_wait_their_turn() -> None:
