@@ -105,8 +105,13 @@ def test_places_of_a_name_are_bounded(times: int, found: int) -> None:
 
 def test_a_function_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of thousands of symbols, each sought in thousands of segments, take no minutes."""
-    reads, pread = [], os.pread
-    monkeypatch.setattr(os, "pread", lambda *where: reads.append(where) or pread(*where))
+    reads, pread = list[tuple[int, ...]](), os.pread
+
+    def counted(*where: int) -> bytes:
+        reads.append(where)
+        return pread(*where)
+
+    monkeypatch.setattr(os, "pread", counted)
     assert read(tmp_path, library(*[b"ncclSend"] * 1000), "ncclSend") == {"ncclSend": 0}
     assert len(reads) < 10
 
