@@ -254,23 +254,31 @@ class Collection:
             self.findings.logs = step.value["says"]
 
     def _read_dumps(self) -> None:
-        digests: dict[str, dict[int, Mapping[str, Any]]] = {}
+        """Digest the dumps, and compare those of one standstill: written since the last progress,
+        or, where that is unknown, when the newest was. An older one shows where its rank was then.
+        """
+        digests: dict[str, dict[int, tuple[float, Mapping[str, Any]]]] = {}
         # In turn: several that need dumps.MEMORY each would take more than the service may have,
         # and the dumps of 64 ranks together are 2 GiB.
         for rank in [rank for rank in self.findings.ranks if rank.facts.get("recorder")]:
-            data = self._bundle.read(rank.facts["recorder"]["file"])
+            recorder = rank.facts["recorder"]
+            data = self._bundle.read(recorder["file"])
             step = dumps.digested(f"digest {rank.pid}", data)
             self._record(step)
             if not step.problem:
-                digests.setdefault(rank.job, {})[rank.rank] = step.value
+                digests.setdefault(rank.job, {})[rank.rank] = recorder["written"], step.value
                 self._bundle.append(
                     f"{rank.file}.flight-recorder.json",
                     documents.dumps(step.value, indent=1).encode(),
                 )
         for job, found in digests.items():
             several = f"{job}, " if len(digests) > 1 else ""
+            newest = max(written for written, _ in found.values())
+            since = self.findings.case.since
+            least = newest - flight_recorder.PATIENCE if since is None else since
+            present = {rank: dump for rank, (written, dump) in found.items() if written >= least}
             self.findings.collectives += [
-                f"{several}{verdict.text}" for verdict in judge_dumps(found)
+                f"{several}{verdict.text}" for verdict in judge_dumps(present)
             ]
 
     def _run(self, steps: Iterable[Step], deadline: float) -> None:

@@ -94,7 +94,8 @@ def collect(
     finally:
         os.close(descriptor)
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(written.st_mtime))
-    return {"file": name, "note": "" if fresh else f"from {when}, stale: {asked or 'no new dump'}"}
+    note = "" if fresh else f"from {when}, stale: {asked or 'no new dump'}"
+    return {"file": name, "note": note, "written": written.st_mtime}
 
 
 def _request_dump(root: Root, place: str) -> str:
