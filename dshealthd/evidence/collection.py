@@ -34,7 +34,6 @@ from dshealthd.explain import dumps
 from dshealthd.explain.group_verdicts import judge_dumps
 from dshealthd.jobs.ras.protocol import MAX_ANSWER
 from dshealthd.jobs.ras.question import JobProcess
-from dshealthd.linux import forked
 from dshealthd.linux.forked import Pool
 
 if TYPE_CHECKING:
@@ -178,8 +177,7 @@ class Collection:
         """
         case = self.findings.case
         pids = [pid for _, pid in case.ranks]
-        function = functools.partial(members.find, host=self._host, job=case.job, pids=pids)
-        step = forked.run("ranks", function, members.DEADLINE)
+        step = members.look(self._host, case.job, pids)
         ranks: dict[int, RankEvidence] = {}
         if step.problem:
             self.findings.missing.append(

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from pathlib import Path
 
+import pytest
+
+from dshealthd.core.host import read_bytes
 from dshealthd.evidence import members
+from dshealthd.jobs import processes
 from dshealthd.jobs.environment import ALLOWED
 from tests.jobs.machines import TORCH, Machine, environ
 
@@ -42,3 +48,40 @@ def test_long_variables_of_a_crowd(tmp_path: Path) -> None:
     assert len(json.dumps(found)) < MAX_ANSWER
     assert len(found["ranks"]) == 128
     assert 900 in {rank["pid"] for rank in found["ranks"]}
+
+
+def test_a_process_that_cannot_be_read_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose environment is locked by a rank that waits in a driver is counted, and left out."""
+    machine = Machine(tmp_path / "proc")
+    for pid in (100, 101, 102):
+        machine.process(pid, {**TORCH, "SLURM_JOB_ID": "7", "RANK": str(pid)})
+
+    def locked(path: str, *limit: int) -> bytes:
+        if path.endswith(("/100/environ", "/102/environ")):
+            time.sleep(60)
+        return read_bytes(path, *limit)
+
+    monkeypatch.setattr(processes, "read_bytes", locked)
+    step = members.look(machine.context().host, "slurm-7")
+    assert step.problem == ""
+    assert [rank["pid"] for rank in step.value["ranks"]] == [101]
+    assert step.value["unseen"] == {"blocked": 2}
+
+
+def test_a_node_where_nothing_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search ends, however many processes it would have to leave out."""
+    machine = Machine(tmp_path / "proc")
+    for pid in range(100, 120):
+        machine.process(pid, TORCH)
+
+    def locked(path: str, *limit: int) -> bytes:
+        if path.endswith("/environ"):
+            time.sleep(60)
+        return read_bytes(path, *limit)
+
+    monkeypatch.setattr(processes, "read_bytes", locked)
+    monkeypatch.setattr(members, "DEADLINE", 3.0)
+    problem = members.look(machine.context().host, "").problem
+    assert re.fullmatch(r"\d processes hang who reads them", problem)
