@@ -192,9 +192,12 @@ class Collection:
                     f"may be ranks too: {reason_in_words(reason)}"
                 )
         for number, pid in case.ranks:
-            ranks.setdefault(pid, RankEvidence(case.job, number, pid))
-        known = sorted(ranks.values(), key=lambda rank: (rank.job, rank.rank, rank.pid))
-        self.findings.ranks = known[:MAX_RANKS]
+            unread = {"recorder": "its environment could not be read"}
+            ranks.setdefault(pid, RankEvidence(case.job, number, pid, problems=unread))
+        known = [*ranks.values()]  # users take turns
+        self.findings.ranks = sorted(
+            known[:MAX_RANKS], key=lambda rank: (rank.job, rank.rank, rank.pid)
+        )
         if len(known) > MAX_RANKS:
             self.findings.missing.append(
                 f"{plural(len(known) - MAX_RANKS, 'more rank')}: at most {MAX_RANKS} are inspected"
@@ -218,8 +221,7 @@ class Collection:
 
     def _query_ras(self) -> Function | None:
         """Return the step that queries NCCL RAS; None if another node queries it or none can."""
-        case = self.findings.case
-        ranks = [rank for rank in self.findings.ranks if rank.environment is not None]
+        case, ranks = self.findings.case, self.findings.ranks
         if not ranks:
             return None
         if not case.job and len({rank.job for rank in ranks}) > 1:
@@ -228,12 +230,18 @@ class Collection:
         if not case.always_ask and all(rank.rank != 0 for rank in ranks):
             self.findings.missing.append("NCCL RAS: queried by the node of rank 0")
             return None
+        told = next((rank for rank in ranks if rank.environment is not None), None)
+        if told is None:
+            self.findings.missing.append("NCCL RAS: the environment of no rank could be read")
+            return None
         return functools.partial(
             nccl_ras.query_job,
             host=self._host,
-            environment=ranks[0].environment or {},
+            environment=told.environment or {},
+            # Also those whose environment is unknown: no rank may have a release that a query can
+            # crash.
             members=[JobProcess(one.pid, one.start, one.parent, one.rank) for one in ranks],
-            world_size=ranks[0].world,
+            world_size=told.world,
         )
 
     def _record(self, step: Ended) -> None:

@@ -21,12 +21,13 @@ import pytest
 
 from bench.processes import free_port
 from dshealthd.core.host import Host
-from dshealthd.evidence import process
+from dshealthd.evidence import members, process
 from dshealthd.evidence.bundle import Bundle, make
 from dshealthd.evidence.collection import Collection
-from dshealthd.evidence.findings import HangCase, LogSources
+from dshealthd.evidence.findings import HangCase, LogSources, NodeMembers, RankEvidence
 from dshealthd.jobs.ras import protocol
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
+from dshealthd.linux.forked import Ended
 from tests.environments import wait_for_environment
 from tests.evidence.test_dump import dump, entry
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
@@ -173,6 +174,35 @@ def test_a_release_that_may_crash_is_not_asked(node: Node, version: str) -> None
     assert not (node.root / "record").exists()
 
 
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("2.27.7", "not queried, unsafe_release: loaded NCCL is 2.27.7"),
+        ("", "not queried, unknown"),
+    ],
+)
+def test_a_rank_0_that_cannot_be_read_is_of_this_node(node: Node, version: str, said: str) -> None:
+    """No other node queries RAS, and no release that a query can crash is queried: its own counts,
+    too.
+    """
+    port = free_port()
+    rank_0 = Process(
+        "text",
+        port=port,
+        environment={},
+        library=library(node.root, version),
+        record=node.root / "record",
+    )
+    node.stack.callback(rank_0.close)
+    node.show(rank_0.popen.pid)
+    node.rank(7, 1, NCCL_RAS_ADDR=f"127.0.0.1:{port}")
+    case = HangCase(job="slurm-7", reason="waiting", ranks=((0, rank_0.popen.pid),))
+    text, _, _ = node.collect(case)
+    assert f"NCCL RAS: {said}" in text
+    assert f"(pid {rank_0.popen.pid}), flight recorder: its environment could not be read" in text
+    assert not (node.root / "record").exists()
+
+
 def test_a_ras_that_stalls_costs_its_own_part(node: Node) -> None:
     """Who speaks the protocol and never answers is given up, and the rest is there."""
     node.ras("stall", job=7)
@@ -257,6 +287,19 @@ def test_so_many_ranks(node: Node, ranks: int, more: list[str]) -> None:
     collection._discover()
     assert [rank.pid for rank in collection.findings.ranks] == list(range(1000, 1064))
     assert [reason.partition(":")[0] for reason in collection.findings.missing] == more
+
+
+def test_no_job_crowds_out_another(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all jobs' ranks those are looked at that `members` names first: users take turns."""
+    found = [RankEvidence("slurm-9", 0, 900), *(RankEvidence("run-1", 0, pid) for pid in range(64))]
+    value = members.MEMBERS.write(NodeMembers(found, ["run-1", "slurm-9"], {}))
+    monkeypatch.setattr(members, "look", lambda *_: Ended("ranks", 0.0, value))
+    host, bundle = Host(procfs=node.root / "proc"), cast("Bundle", None)
+    case = HangCase(job="", reason="requested")
+    collection = Collection(case, host, bundle, node="", begun=NOW, py_spy=None, logs=LogSources())
+    collection._discover()
+    assert 900 in {rank.pid for rank in collection.findings.ranks}
+    assert len(collection.findings.ranks) == 64
 
 
 def dumped(directory: Path, user: int, *dumps: bytes) -> str:
