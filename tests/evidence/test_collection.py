@@ -104,7 +104,7 @@ class Node:
         self.show(process.popen.pid)
         return process.popen.pid
 
-    def collect(self, case: HangCase) -> tuple[str, dict[str, bytes], bool]:
+    def collect(self, case: HangCase, *paths: str) -> tuple[str, dict[str, bytes], bool]:
         """Take evidence, and return the summary, the files and whether it was whole."""
         (self.root / "state").mkdir()
         bundle = make(
@@ -118,7 +118,7 @@ class Node:
         )
         host = Host(procfs=self.root / "proc", dev=self.root / "dev")
         collection = Collection(
-            case, host, bundle, node="node-a", begun=NOW, py_spy=None, logs=LogSources()
+            case, host, bundle, node="node-a", begun=NOW, py_spy=None, logs=LogSources(paths)
         )
         collection.begin(
             "",
@@ -254,6 +254,22 @@ def test_the_logs_of_the_ranks_are_explained(node: Node) -> None:
     told = files["explain.txt"].decode()
     assert f"PROOF      {node.root}/rank.out:2: " in told
     assert "\x1b" not in told
+
+
+def test_what_is_no_log_hides_none(node: Node) -> None:
+    """A directory and a FIFO that a pattern matches, and a file that may not be read."""
+    place = node.root / "7"
+    (place / "a").mkdir(parents=True)
+    os.mkfifo(place / "b")
+    (place / "c").symlink_to("c")
+    (place / "d").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 G")
+    node.rank(7, 1)
+    case = HangCase(job="slurm-7", reason="waiting")
+    text, files, _ = node.collect(case, f"{node.root}/{{job}}/*", f"{node.root}/{{job}}/c/*")
+    assert "logs of slurm-7: cuda-oom: " in text
+    told = files["explain.txt"].decode()
+    assert "Too many levels of symbolic links" in told
+    assert "is not a regular file" not in told
 
 
 def test_without_logs_it_is_said_why(node: Node) -> None:
