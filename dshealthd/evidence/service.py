@@ -162,6 +162,7 @@ class Evidence:
         self._first_seen = {job: self._first_seen.get(job, now) for job in present}
         # A job that went on and hangs again has a new hang, without evidence yet.
         self._done &= present.keys()
+        self._waiting = {job: case for job, case in self._waiting.items() if job in present}
         if not self.options.enabled:
             return
         for job, hang in present.items():

@@ -171,6 +171,19 @@ async def test_a_restarted_agent_takes_no_second_bundle(tmp_path: Path) -> None:
     assert len(successor.evidence.status()["bundles"]) == 1
 
 
+async def test_a_hang_that_is_over_before_its_turn_is_not_taken(tmp_path: Path) -> None:
+    """A job that goes on is neither called hung nor made to dump, though another's evidence took
+    long.
+    """
+    node = Node(tmp_path)
+    await node.look("slurm-1", "slurm-2")
+    node.monotonic += 10.0
+    node.evidence.update_hangs(map(hang, ("slurm-1", "slurm-2")))
+    await asyncio.sleep(0.1)
+    assert await node.look("slurm-1") == ["slurm-1"]
+    await node.evidence.close()
+
+
 async def test_evidence_can_be_switched_off(tmp_path: Path) -> None:
     """Nothing is taken, and the directory is not even made."""
     node = Node(tmp_path, dataclasses.replace(OPTIONS, enabled=False))
