@@ -296,3 +296,5 @@ class Collection:
                 self._record(ended)
         finally:
             pool.close()
+        # Now, as the collection may be killed before its end.
+        self._bundle.summarize(summary.write(self.findings))

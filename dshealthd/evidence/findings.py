@@ -106,8 +106,8 @@ class CollectedEvidence:
     """The exposition at the beginning."""
     jobs: Sequence[Mapping[str, Any]] = ()
     """The jobs of the agent's status document at the beginning."""
-    rounds: list[Mapping[str, Any]] = field(default_factory=list)
-    """Probe rounds of the last hour."""
+    rounds: list[Mapping[str, Any]] | None = None
+    """Probe rounds of the last hour; None if they are unknown."""
     missing: list[str] = field(default_factory=list)
     """What was not collected, and why."""
     finished: bool = False

@@ -343,6 +343,27 @@ def scene_of_two_users(node: Node, place: Path, *, stranger_first: bool) -> tupl
     return started[USER], started[STRANGER][0]
 
 
+@pytest.mark.parametrize(
+    ("since", "behind", "accused"),
+    [(NOW, 1.0, True), (NOW, -1.0, False), (None, -29.0, True), (None, -31.0, False)],
+)
+def test_a_dump_of_another_time_accuses_nobody(
+    node: Node, tmp_path: Path, *, since: float | None, behind: float, accused: bool
+) -> None:
+    """It counts from the last progress on, or close to the newest dump: an old one, of an earlier
+    hang or job, shows its rank far behind.
+    """
+    done = entry(1, state="completed")
+    prefix = dumped(tmp_path / "dumps", os.geteuid(), dump(done, entry(2)), dump(done))
+    for rank, written in enumerate((NOW + 2.0, (since or NOW + 2.0) + behind)):
+        os.utime(f"{prefix}{rank}", (written, written))
+        node.rank(7, rank, TORCH_FR_DUMP_TEMP_FILE=prefix)
+    case = HangCase(job="slurm-7", reason="waiting", since=since)
+    text, files, _ = node.collect(case)
+    assert ("rank 1 never entered all_reduce #2" in text) is accused
+    assert sum(name.endswith("flight-recorder.json") for name in files) == 2
+
+
 @as_root
 @pytest.mark.parametrize("stranger_first", [False, True])
 def test_another_user_s_rank_of_the_same_name_stays_out(
@@ -419,27 +440,6 @@ def collected(node: Node) -> tuple[str, int]:
     (bundle,) = (node.root / "state/evidence").iterdir()
     assert sum(file.stat().st_size for file in bundle.iterdir()) <= BUNDLE_BYTES + (1 << 20)
     return bundle.joinpath("summary.txt").read_text(), peak - before
-
-
-@pytest.mark.parametrize(
-    ("since", "behind", "accused"),
-    [(NOW, 1.0, True), (NOW, -1.0, False), (None, -29.0, True), (None, -31.0, False)],
-)
-def test_a_dump_of_another_time_accuses_nobody(
-    node: Node, tmp_path: Path, *, since: float | None, behind: float, accused: bool
-) -> None:
-    """It counts from the last progress on, or close to the newest dump: an old one, of an earlier
-    hang or job, shows its rank far behind.
-    """
-    done = entry(1, state="completed")
-    prefix = dumped(tmp_path / "dumps", os.geteuid(), dump(done, entry(2)), dump(done))
-    for rank, written in enumerate((NOW + 2.0, (since or NOW + 2.0) + behind)):
-        os.utime(f"{prefix}{rank}", (written, written))
-        node.rank(7, rank, TORCH_FR_DUMP_TEMP_FILE=prefix)
-    case = HangCase(job="slurm-7", reason="waiting", since=since)
-    text, files, _ = node.collect(case)
-    assert ("rank 1 never entered all_reduce #2" in text) is accused
-    assert sum(name.endswith("flight-recorder.json") for name in files) == 2
 
 
 @as_root

@@ -236,6 +236,9 @@ def test_a_collection_that_hangs_is_killed_and_what_it_had_is_kept(tmp_path: Pat
         assert node.values(BUNDLES)["killed",] == 1
         text = (node.evidence.directory / taken.bundle / "summary.txt").read_text()
         assert "THE COLLECTION HAS NOT ENDED" in text
+        assert "What shows the cause\n  not known yet\n" in text
+        assert "Ranks on this node: not known yet\n" in text
+        assert "Not collected\n  not known yet\n" in text
         assert (
             node.evidence.directory / taken.bundle / "metrics-before.prom"
         ).read_text() == "dshealthd_job_step 1\n"
@@ -244,6 +247,20 @@ def test_a_collection_that_hangs_is_killed_and_what_it_had_is_kept(tmp_path: Pat
     asyncio.run(scene())
     with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
         assert children.read() == ""
+
+
+async def test_a_summary_has_what_was_seen_before_the_end(tmp_path: Path) -> None:
+    """The ranks that were inspected are in the summary of a collection that is killed."""
+    stopped = STOPPED[2].replace("Collection.collect", "Collection._read_dumps")
+    command = (sys.executable, "-c", stopped)
+    node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(15.0)), command=command)
+    with training_process() as pid:
+        case = HangCase(job="slurm-7", reason="waiting", ranks=((0, pid),))
+        taken = await node.evidence.collect(case)
+    assert taken.outcome == "killed"
+    text = (node.evidence.directory / taken.bundle / "summary.txt").read_text()
+    assert "THE COLLECTION HAS NOT ENDED" in text
+    assert re.search(rf"Ranks on this node: 1\n  rank 0, .*, pid {pid}, .*, sleeping", text), text
 
 
 def test_what_a_killed_collection_had_begun_ends_with_it(tmp_path: Path) -> None:
