@@ -119,6 +119,20 @@ def test_the_new_dump_is_taken_and_not_the_old_one(place: Path) -> None:
     assert step.value["note"] == ""
 
 
+def test_another_job_s_rank_is_not_asked(place: Path) -> None:
+    """Torch removes the FIFO of an earlier job with the same prefix, whose rank reads on; the one
+    at its place is the later job's, which would dump for nothing and tell of itself.
+    """
+    with rank(place) as pid:
+        (place / "fr_3.pipe").unlink()
+        with rank(place):
+            step, files = recorded(pid, place)
+            assert step.problem == f"another process than the rank reads {place}/fr_3.pipe"
+            assert files == {}
+            time.sleep(0.5)
+            assert not (place / "dump_3").exists()
+
+
 def test_the_older_name_of_the_variable_counts_where_the_newer_is_not_set(place: Path) -> None:
     """Torch before 2.8 knows TORCH_NCCL_DEBUG_INFO_TEMP_FILE."""
     with rank(place) as pid:
