@@ -177,7 +177,7 @@ class Collection:
         """
         case = self.findings.case
         pids = [pid for _, pid in case.ranks]
-        step = members.look(self._host, case.job, pids)
+        step = members.search(self._host, case.job, pids)
         ranks: dict[int, RankEvidence] = {}
         if step.problem:
             self.findings.missing.append(

@@ -31,7 +31,7 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
 
     Return status 0 if a bundle was made.
     """
-    step = members.look(loaded.path.host, job or "")
+    step = members.search(loaded.path.host, job or "")
     if step.problem:
         print_lines(
             f"cannot inspect the processes of this node: {printable(step.problem)}", error=True

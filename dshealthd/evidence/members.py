@@ -64,7 +64,7 @@ class _Progress:
             raise _Stalled
 
 
-def look(host: Host, job: str, pids: Collection[int] = ()) -> Ended:
+def search(host: Host, job: str, pids: Collection[int] = ()) -> Ended:
     """Return how `find` has ended in a process of its own. OSError if none can be started.
 
     A process at which it stalls is left out of another attempt: it must not hide the others.

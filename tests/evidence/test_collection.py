@@ -309,7 +309,7 @@ def test_no_job_crowds_out_another(node: Node, monkeypatch: pytest.MonkeyPatch) 
     """Of all jobs' ranks those are looked at that `members` names first: users take turns."""
     found = [RankEvidence("slurm-9", 0, 900), *(RankEvidence("run-1", 0, pid) for pid in range(64))]
     value = members.MEMBERS.write(NodeMembers(found, ["run-1", "slurm-9"], {}))
-    monkeypatch.setattr(members, "look", lambda *_: Ended("ranks", 0.0, value))
+    monkeypatch.setattr(members, "search", lambda *_: Ended("ranks", 0.0, value))
     host, bundle = Host(procfs=node.root / "proc"), cast("Bundle", None)
     case = HangCase(job="", reason="requested")
     collection = Collection(case, host, bundle, node="", begun=NOW, py_spy=None, logs=LogSources())

@@ -64,7 +64,7 @@ def test_a_process_that_cannot_be_read_hides_no_other(
         return read_bytes(path, *limit)
 
     monkeypatch.setattr(processes, "read_bytes", locked)
-    step = members.look(machine.context().host, "slurm-7")
+    step = members.search(machine.context().host, "slurm-7")
     assert step.problem == ""
     assert [rank["pid"] for rank in step.value["ranks"]] == [101]
     assert step.value["unseen"] == {"blocked": 2}
@@ -83,5 +83,5 @@ def test_a_node_where_nothing_can_be_read(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(processes, "read_bytes", locked)
     monkeypatch.setattr(members, "DEADLINE", 3.0)
-    problem = members.look(machine.context().host, "").problem
+    problem = members.search(machine.context().host, "").problem
     assert re.fullmatch(r"\d processes hang who reads them", problem)
