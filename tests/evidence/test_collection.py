@@ -21,7 +21,7 @@ import pytest
 
 from bench.processes import free_port
 from dshealthd.core.host import Host
-from dshealthd.evidence import members, process
+from dshealthd.evidence import members, nccl_ras, process
 from dshealthd.evidence.bundle import Bundle, make
 from dshealthd.evidence.collection import Collection
 from dshealthd.evidence.findings import HangCase, LogSources, NodeMembers, RankEvidence
@@ -228,6 +228,19 @@ def test_a_ras_answer_made_to_fill_the_memory_costs_its_own_part(node: Node) -> 
     assert whole
     grown = (int(after) - int(before)) * os.sysconf("SC_PAGE_SIZE")
     assert grown < 4 * protocol.MAX_ANSWER  # the files above are among it
+
+
+def test_a_job_with_a_network_of_its_own_is_not_asked(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who listens there in the agent's network is another job's NCCL, which may be one that a
+    connection can crash.
+    """
+    node.ras("text", b"never", job=7)
+    monkeypatch.setattr(nccl_ras, "namespace", lambda *_: "net:[1]")
+    text, _, _ = node.collect(HangCase(job="slurm-7", reason="waiting"))
+    assert "NCCL RAS: the job has a network namespace of its own" in text
+    assert not (node.root / "record").exists()
 
 
 def test_another_node_asks_ras(node: Node) -> None:
