@@ -105,6 +105,9 @@ def _open(
                 with _noted(what, problems):
                     found += [path for path, own in files.log_paths(root, [pattern], job) if own]
             for path in dict.fromkeys(found):
+                if len(seen) >= files.MAX_FILES:
+                    problems.append(f"{path}: at most {files.MAX_FILES} files are read")
+                    return
                 stream = None
                 with _noted(what, problems):
                     stream = _opened(root, path, seen)
@@ -114,11 +117,11 @@ def _open(
 
 
 def _opened(root: Root, path: str, seen: set[tuple[int, int]]) -> IO[bytes] | None:
-    """Return a file of the process's user; None if it is open already, or one too many. OSError."""
+    """Return a file of the process's user; None if it is another's, or open already. OSError."""
     descriptor = root.open(path)
     status = os.fstat(descriptor)
     identity = status.st_dev, status.st_ino
-    if identity in seen or len(seen) >= files.MAX_FILES or status.st_uid != root.owner.uid:
+    if identity in seen or status.st_uid != root.owner.uid:
         os.close(descriptor)
         return None
     seen.add(identity)

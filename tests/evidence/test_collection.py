@@ -285,6 +285,18 @@ def test_what_is_no_log_hides_none(node: Node) -> None:
     assert "is not a regular file" not in told
 
 
+@pytest.mark.parametrize(("logs", "said"), [(64, False), (65, True)])
+def test_so_many_logs(node: Node, logs: int, *, said: bool) -> None:
+    """Of more, which may show the cause, it is told that they were not read."""
+    (node.root / "7").mkdir()
+    for number in range(logs):
+        (node.root / f"7/{number:02}").write_text("step 7\n")
+    node.rank(7, 1)
+    case = HangCase(job="slurm-7", reason="waiting")
+    _, files, _ = node.collect(case, f"{node.root}/{{job}}/*")
+    assert (f"{node.root}/7/64: at most 64 files are read" in files["explain.txt"].decode()) is said
+
+
 def test_without_logs_it_is_said_why(node: Node) -> None:
     """A rank whose output is a pipe has no log that could be read."""
     read_end, write_end = os.pipe()
