@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from dshealthd.evidence.bundle import Bundle
     from dshealthd.linux.forked import Ended, Function
 
-MAX_RANKS = 64
 HOUR = 3600.0
 DEADLINE = flight_recorder.PATIENCE + members.DEADLINE
 """Seconds for the steps that do more than read `/proc`: a flight recorder's waits longest."""
@@ -179,6 +178,7 @@ class Collection:
         pids = [pid for _, pid in case.ranks]
         step = members.search(self._host, case.job, pids)
         ranks: dict[int, RankEvidence] = {}
+        more = 0
         if step.problem:
             self.findings.missing.append(
                 f"environments of the ranks, and with them RAS and flight recorders: {step.problem}"
@@ -186,6 +186,7 @@ class Collection:
         else:
             found: NodeMembers = members.MEMBERS.read(step.value)
             ranks = {rank.pid: rank for rank in found.ranks}
+            more = found.more
             for reason, count in found.unseen.items():
                 self.findings.missing.append(
                     f"{plural(count, 'process', 'processes')} could not be inspected and "
@@ -194,13 +195,11 @@ class Collection:
         for number, pid in case.ranks:
             unread = {"recorder": "its environment could not be read"}
             ranks.setdefault(pid, RankEvidence(case.job, number, pid, problems=unread))
-        known = [*ranks.values()]  # users take turns
-        self.findings.ranks = sorted(
-            known[:MAX_RANKS], key=lambda rank: (rank.job, rank.rank, rank.pid)
-        )
-        if len(known) > MAX_RANKS:
+        known, most = [*ranks.values()], members.MAX_RANKS  # users take turns
+        self.findings.ranks = sorted(known[:most], key=lambda rank: (rank.job, rank.rank, rank.pid))
+        if more := max(more, len(known) - most):
             self.findings.missing.append(
-                f"{plural(len(known) - MAX_RANKS, 'more rank')}: at most {MAX_RANKS} are inspected"
+                f"{plural(more, 'more rank')}: at most {most} are inspected"
             )
 
     def _steps_of(self, rank: RankEvidence) -> Iterator[Step]:

@@ -77,6 +77,8 @@ class NodeMembers:
     """The ranks on this node, as a process of its own has found them."""
 
     ranks: list[RankEvidence]
+    more: int
+    """Number of further ranks."""
     jobs: list[str]
     """All jobs of the node."""
     unseen: dict[str, int]

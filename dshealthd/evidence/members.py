@@ -25,11 +25,8 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
     from dshealthd.linux.forked import Emit
 
-MAX_RANKS = 128
-"""Ranks returned; users take turns.
-
-The variables needed of each rank are 20 KiB at most, and an answer is limited to 4 MiB.
-"""
+MAX_RANKS = 64
+"""Ranks that are inspected; users take turns."""
 DEADLINE = 8.0
 """Seconds for what only reads `/proc`, as `find` does: a generous time of a slow machine."""
 STALL = 1.0
@@ -136,4 +133,5 @@ def find(
     fair = [rank for _, rank in sorted(found, key=operator.itemgetter(0))]
     unseen = {str(reason): count for reason, count in table.unseen.items() if count}
     jobs = sorted({process.job for process in processes})
-    return dict(MEMBERS.write(NodeMembers(fair[:MAX_RANKS], jobs, unseen)))
+    more = max(0, len(fair) - MAX_RANKS)
+    return dict(MEMBERS.write(NodeMembers(fair[:MAX_RANKS], more, jobs, unseen)))

@@ -333,7 +333,7 @@ def test_so_many_ranks(node: Node, ranks: int, more: list[str]) -> None:
 def test_no_job_crowds_out_another(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all jobs' ranks those are looked at that `members` names first: users take turns."""
     found = [RankEvidence("slurm-9", 0, 900), *(RankEvidence("run-1", 0, pid) for pid in range(64))]
-    value = members.MEMBERS.write(NodeMembers(found, ["run-1", "slurm-9"], {}))
+    value = members.MEMBERS.write(NodeMembers(found, 0, ["run-1", "slurm-9"], {}))
     monkeypatch.setattr(members, "search", lambda *_: Ended("ranks", 0.0, value))
     host, bundle = Host(procfs=node.root / "proc"), cast("Bundle", None)
     case = HangCase(job="", reason="requested")
