@@ -82,6 +82,8 @@ class Collection:
         self._bundle = bundle
         self._py_spy = py_spy
         self._logs = logs
+        self.left: list[int] = []
+        """Groups of processes that could not be killed."""
 
     def begin(
         self,
@@ -177,6 +179,8 @@ class Collection:
         case = self.findings.case
         pids = [pid for _, pid in case.ranks]
         step = members.search(self._host, case.job, pids)
+        if step.left:
+            self.left.append(step.left)
         ranks: dict[int, RankEvidence] = {}
         more = 0
         if step.problem:
@@ -244,6 +248,8 @@ class Collection:
         )
 
     def _record(self, step: Ended) -> None:
+        if step.left:
+            self.left.append(step.left)
         kind, _, pid = step.name.partition(" ")
         rank = next((rank for rank in self.findings.ranks if pid == str(rank.pid)), None)
         if rank is not None:

@@ -60,6 +60,8 @@ class Ended:
     """Why there is no value; empty if there is one."""
     hung: bool = False
     """Whether it did not answer by its deadline."""
+    left: int = 0
+    """The group of its processes, if one of them cannot be killed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -231,7 +233,8 @@ class Pool:
             ended = how_ended(os.waitstatus_to_exitcode(status))
             one.problem = f"its process {ended} without an answer"
         seconds = time.monotonic() - one.started
-        return Ended(one.name, seconds, one.value, one.problem, one.hung)
+        left = one.pid if one.hung and remains(one.pid) else 0
+        return Ended(one.name, seconds, one.value, one.problem, one.hung, left)
 
 
 def run(
@@ -248,6 +251,17 @@ def run(
         return next(pool.ended())
     finally:
         pool.close()
+
+
+def remains(group: int) -> bool:
+    """Return whether a process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _waits(pid: int) -> str:

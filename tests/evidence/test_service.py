@@ -326,6 +326,46 @@ async def test_a_disk_that_is_nearly_full_is_a_refusal(tmp_path: Path) -> None:
     assert node.values(BUNDLES)["refused",] == 1
 
 
+@pytest.mark.parametrize(("hanging", "outcome"), [(8, "complete"), (9, "refused")])
+async def test_a_user_for_whom_processes_hang(tmp_path: Path, hanging: int, outcome: str) -> None:
+    """What cannot be killed does not add up with each hang, until the service may start nothing
+    else. What has ended counts no more.
+    """
+    node = Node(tmp_path)
+    with training_process() as pid, contextlib.ExitStack() as stack:
+        left = []
+        for _ in range(9):
+            process = stack.enter_context(subprocess.Popen(["sleep", "60"], process_group=0))
+            stack.callback(process.kill)
+            left.append(process)
+        node.evidence._left = {os.getuid(): [process.pid for process in left]}
+        for process in left[hanging:]:
+            process.kill()
+            process.wait()
+        taken = await node.evidence.collect(
+            HangCase(job="slurm-7", reason="waiting", ranks=((0, pid),))
+        )
+    assert taken.outcome == outcome
+    assert ("hangs and cannot be killed" in taken.detail) is (outcome == "refused")
+
+
+async def test_what_a_collection_leaves_is_remembered(tmp_path: Path) -> None:
+    """By the user of the ranks."""
+    answers = {"outcome": "partial", "detail": "", "kept": [], "user": 4321, "left": [os.getpgrp()]}
+    code = f"""
+import socket, sys
+from dshealthd.core import wire
+channel = socket.socket(fileno=int(sys.argv[1]))
+next(wire.frames(channel))
+channel.sendall(wire.pack({answers}))
+"""
+    node = Node(tmp_path, command=(sys.executable, "-c", code))
+    for _ in range(9):
+        assert node.evidence._hanging() == []
+        await node.evidence.collect(CASE)
+    assert node.evidence._hanging() == [4321]
+
+
 async def test_a_state_directory_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
     """An agent whose state could not be made goes on without evidence, and says why."""
     taken = await Node(tmp_path / "missing").evidence.collect(CASE)

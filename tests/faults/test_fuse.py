@@ -15,7 +15,8 @@ import pytest
 from dshealthd.config import registry
 from dshealthd.core.host import Host
 from dshealthd.evidence import stacks
-from dshealthd.linux import process_root
+from dshealthd.linux import forked, process_root
+from dshealthd.linux.forked import Emit
 from dshealthd.linux.mounts import parse_fuse
 from tests.agents import Scrape, running
 from tests.collectors.bench import sleeper
@@ -190,6 +191,20 @@ def test_py_spy_asks_no_mount(public_path: Path) -> None:
         )
     assert f"is on a FUSE mount of user {USER}" in step.problem
     assert files == {}
+
+
+@as_root
+def test_what_a_step_has_started_is_left(public_path: Path) -> None:
+    """A step ends at its deadline, what it has started may not: that is known."""
+
+    def read(_emit: Emit) -> None:
+        subprocess.run(["cat", str(public_path / "mount" / PAGE)], check=False)
+
+    with hung_mount(public_path / "mount", USER):
+        step, _ = take(read, seconds=2.0)
+        assert step.left
+        assert forked.remains(step.left)
+    until(lambda: not forked.remains(step.left))
 
 
 @as_root
