@@ -29,7 +29,9 @@ class HangCase:
     ranks: Sequence[tuple[int, int]] = ()
     """Ranks of this node with their pids, from heartbeats; ranks that send none may be missing."""
     always_ask: bool = False
-    """Whether to query NCCL RAS although rank 0 is on another node, whose agent queries it."""
+    """Whether to query NCCL RAS although rank 0 is not found: it has ended here, or is on another
+    node, whose agent queries it for a hang.
+    """
 
 
 class LogSources(NamedTuple):

@@ -78,6 +78,7 @@ def case(hang: Standstill) -> HangCase:
         culprits=tuple((rank, culprit.words) for rank, culprit in hang.culprits),
         explanation=hang.explanation,
         ranks=tuple((rank.rank, rank.pid) for rank in hang.ranks if rank.ended is None),
+        always_ask=any(rank.rank == 0 for rank in hang.ranks),  # also one that has ended
     )
 
 

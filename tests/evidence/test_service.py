@@ -25,10 +25,12 @@ from dshealthd.core.options import Bytes, Duration
 from dshealthd.evidence.bundle import bundles_in
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
-from dshealthd.evidence.service import BUNDLES, INFO, Evidence
+from dshealthd.evidence.service import BUNDLES, INFO, Evidence, case
 from dshealthd.jobs.hangs.classes import HangClass
+from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.judge import Standstill
 from tests.environments import wait_for_environment
+from tests.jobs.standstills import rank_state
 from tests.stopwatch import Stopwatch
 
 UNEXPLAINED = 90.0
@@ -324,6 +326,15 @@ async def test_a_disk_that_is_nearly_full_is_a_refusal(tmp_path: Path) -> None:
     assert taken.outcome == "refused"
     assert "MiB are free" in taken.detail
     assert node.values(BUNDLES)["refused",] == 1
+
+
+@pytest.mark.parametrize(("ended", "asks"), [(0, True), (1, False)])
+def test_the_node_of_a_rank_0_that_has_ended_queries_ras(ended: int, *, asks: bool) -> None:
+    """No other node does, and its peers can tell that it is gone."""
+    ranks = (rank_state(9.0, rank=ended, ended=ExitKind.FAILED), rank_state(9.0, rank=2, pid=101))
+    found = case(dataclasses.replace(hang("slurm-1"), ranks=ranks))
+    assert found.ranks == ((2, 101),)
+    assert found.always_ask is asks
 
 
 @pytest.mark.parametrize(("hanging", "outcome"), [(8, "complete"), (9, "refused")])
