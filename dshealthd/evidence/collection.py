@@ -199,7 +199,9 @@ class Collection:
         for number, pid in case.ranks:
             unread = {"recorder": "its environment could not be read"}
             ranks.setdefault(pid, RankEvidence(case.job, number, pid, problems=unread))
-        known, most = [*ranks.values()], members.MAX_RANKS  # users take turns
+        culprits, most = {rank for rank, _ in case.culprits}, members.MAX_RANKS
+        # Culprits first; of the others, users take turns.
+        known = sorted(ranks.values(), key=lambda rank: rank.rank not in culprits)
         self.findings.ranks = sorted(known[:most], key=lambda rank: (rank.job, rank.rank, rank.pid))
         if more := max(more, len(known) - most):
             self.findings.missing.append(

@@ -81,7 +81,7 @@ def search(host: Host, job: str, pids: Collection[int] = ()) -> Ended:
         finally:
             pool.close()
         if time.monotonic() > end:
-            problem = f"{plural(len(left_out), 'process hangs', 'processes hang')} who reads them"
+            problem = f"hangs at {plural(len(left_out), 'process', 'processes')}"
             return Ended("ranks", DEADLINE, problem=problem, hung=True)
 
 

@@ -330,6 +330,16 @@ def test_so_many_ranks(node: Node, ranks: int, more: list[str]) -> None:
     assert [reason.partition(":")[0] for reason in collection.findings.missing] == more
 
 
+def test_a_culprit_is_among_the_ranks_inspected(node: Node) -> None:
+    """Whatever its number."""
+    ranks = tuple((rank, 1000 + rank) for rank in range(100))
+    case = HangCase(job="slurm-7", reason="process", ranks=ranks, culprits=((99, "is stopped"),))
+    host, bundle = Host(procfs=node.root / "proc"), cast("Bundle", None)
+    collection = Collection(case, host, bundle, node="", begun=NOW, py_spy=None, logs=LogSources())
+    collection._discover()
+    assert [rank.rank for rank in collection.findings.ranks] == [*range(63), 99]
+
+
 def test_no_job_crowds_out_another(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all jobs' ranks those are looked at that `members` names first: users take turns."""
     found = [RankEvidence("slurm-9", 0, 900), *(RankEvidence("run-1", 0, pid) for pid in range(64))]

@@ -84,4 +84,4 @@ def test_a_node_where_nothing_can_be_read(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(processes, "read_bytes", locked)
     monkeypatch.setattr(members, "DEADLINE", 3.0)
     problem = members.search(machine.context().host, "").problem
-    assert re.fullmatch(r"\d processes hang who reads them", problem)
+    assert re.fullmatch(r"hangs at \d processes", problem)
