@@ -98,7 +98,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("evidence.summary", "parse", LINES),
         ("evidence.stacks", "parse", BYTES),
         ("linux.activity", "parse_activity", BYTES),
-        ("linux.mounts", "parse_served_by_users", BYTES),
+        ("linux.mounts", "parse_fuse", BYTES),
         ("linux.starvation", "parse_run_queue", BYTES),
         ("jobs.installation", "parse_assignments", LINES),
         ("jobs.installation", "parse_settings", LINES),

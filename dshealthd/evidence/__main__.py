@@ -4,9 +4,9 @@ The agent sends a request, receives the name of the bundle once it is begun, sen
 some seconds later, and receives the outcome:
 
 → {"case": {…}, "host": {…}, "directory": PATH, "limits": {…}, "begun": SECONDS, "node": NAME,
-"metrics": TEXT, "jobs": […], "probes": {…}, "logs": [[PATTERN, …], JOURNAL]} ← {"bundle": NAME}
-→ {"metrics": TEXT, "interval": SECONDS} ← {"outcome": OUTCOME, "detail": TEXT,
-"kept": [NAME, …]}
+"metrics": TEXT, "jobs": […], "probes": {…}, "logs": [[PATTERN, …], JOURNAL], "hanging": [UID, …]}
+← {"bundle": NAME} → {"metrics": TEXT, "interval": SECONDS} ← {"outcome": OUTCOME, "detail": TEXT,
+"kept": [NAME, …], "user": UID, "left": [GROUP, …]}
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ def _make(
     begun = request["begun"]
     host = decoded(Host, request["host"])
     user = next((found for _, pid in case.ranks if (found := _user(host, pid)) is not None), None)
+    if user in request["hanging"]:
+        message = f"what earlier collections started for user {user} hangs and cannot be killed"
+        raise bundles.BundleRefused(message)
     bundle = bundles.make(directory, case.job, begun, user=user, **request["limits"])
     collection = Collection(
         case,
@@ -74,6 +77,8 @@ def _make(
     return {
         "outcome": "complete" if collection.whole else "partial",
         "detail": "; ".join(collection.findings.missing)[:500],
+        "user": user,
+        "left": collection.left,
     }
 
 

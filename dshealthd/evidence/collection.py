@@ -34,7 +34,6 @@ from dshealthd.explain import dumps
 from dshealthd.explain.group_verdicts import judge_dumps
 from dshealthd.jobs.ras.protocol import MAX_ANSWER
 from dshealthd.jobs.ras.question import JobProcess
-from dshealthd.linux import forked
 from dshealthd.linux.forked import Pool
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from dshealthd.evidence.bundle import Bundle
     from dshealthd.linux.forked import Ended, Function
 
-MAX_RANKS = 64
 HOUR = 3600.0
 DEADLINE = flight_recorder.PATIENCE + members.DEADLINE
 """Seconds for the steps that do more than read `/proc`: a flight recorder's waits longest."""
@@ -84,6 +82,8 @@ class Collection:
         self._bundle = bundle
         self._py_spy = py_spy
         self._logs = logs
+        self.left: list[int] = []
+        """Groups of processes that could not be killed."""
 
     def begin(
         self,
@@ -178,9 +178,11 @@ class Collection:
         """
         case = self.findings.case
         pids = [pid for _, pid in case.ranks]
-        function = functools.partial(members.find, host=self._host, job=case.job, pids=pids)
-        step = forked.run("ranks", function, members.DEADLINE)
+        step = members.search(self._host, case.job, pids)
+        if step.left:
+            self.left.append(step.left)
         ranks: dict[int, RankEvidence] = {}
+        more = 0
         if step.problem:
             self.findings.missing.append(
                 f"environments of the ranks, and with them RAS and flight recorders: {step.problem}"
@@ -188,18 +190,22 @@ class Collection:
         else:
             found: NodeMembers = members.MEMBERS.read(step.value)
             ranks = {rank.pid: rank for rank in found.ranks}
+            more = found.more
             for reason, count in found.unseen.items():
                 self.findings.missing.append(
                     f"{plural(count, 'process', 'processes')} could not be inspected and "
                     f"may be ranks too: {reason_in_words(reason)}"
                 )
         for number, pid in case.ranks:
-            ranks.setdefault(pid, RankEvidence(case.job, number, pid))
-        known = sorted(ranks.values(), key=lambda rank: (rank.job, rank.rank, rank.pid))
-        self.findings.ranks = known[:MAX_RANKS]
-        if len(known) > MAX_RANKS:
+            unread = {"recorder": "its environment could not be read"}
+            ranks.setdefault(pid, RankEvidence(case.job, number, pid, problems=unread))
+        culprits, most = {rank for rank, _ in case.culprits}, members.MAX_RANKS
+        # Culprits first; of the others, users take turns.
+        known = sorted(ranks.values(), key=lambda rank: rank.rank not in culprits)
+        self.findings.ranks = sorted(known[:most], key=lambda rank: (rank.job, rank.rank, rank.pid))
+        if more := max(more, len(known) - most):
             self.findings.missing.append(
-                f"{plural(len(known) - MAX_RANKS, 'more rank')}: at most {MAX_RANKS} are inspected"
+                f"{plural(more, 'more rank')}: at most {most} are inspected"
             )
 
     def _steps_of(self, rank: RankEvidence) -> Iterator[Step]:
@@ -220,8 +226,7 @@ class Collection:
 
     def _query_ras(self) -> Function | None:
         """Return the step that queries NCCL RAS; None if another node queries it or none can."""
-        case = self.findings.case
-        ranks = [rank for rank in self.findings.ranks if rank.environment is not None]
+        case, ranks = self.findings.case, self.findings.ranks
         if not ranks:
             return None
         if not case.job and len({rank.job for rank in ranks}) > 1:
@@ -230,15 +235,23 @@ class Collection:
         if not case.always_ask and all(rank.rank != 0 for rank in ranks):
             self.findings.missing.append("NCCL RAS: queried by the node of rank 0")
             return None
+        told = next((rank for rank in ranks if rank.environment is not None), None)
+        if told is None:
+            self.findings.missing.append("NCCL RAS: the environment of no rank could be read")
+            return None
         return functools.partial(
             nccl_ras.query_job,
             host=self._host,
-            environment=ranks[0].environment or {},
+            environment=told.environment or {},
+            # Also those whose environment is unknown: no rank may have a release that a query can
+            # crash.
             members=[JobProcess(one.pid, one.start, one.parent, one.rank) for one in ranks],
-            world_size=ranks[0].world,
+            world_size=told.world,
         )
 
     def _record(self, step: Ended) -> None:
+        if step.left:
+            self.left.append(step.left)
         kind, _, pid = step.name.partition(" ")
         rank = next((rank for rank in self.findings.ranks if pid == str(rank.pid)), None)
         if rank is not None:
@@ -254,23 +267,31 @@ class Collection:
             self.findings.logs = step.value["says"]
 
     def _read_dumps(self) -> None:
-        digests: dict[str, dict[int, Mapping[str, Any]]] = {}
+        """Digest the dumps, and compare those of one standstill: written since the last progress,
+        or, where that is unknown, when the newest was. An older one shows where its rank was then.
+        """
+        digests: dict[str, dict[int, tuple[float, Mapping[str, Any]]]] = {}
         # In turn: several that need dumps.MEMORY each would take more than the service may have,
         # and the dumps of 64 ranks together are 2 GiB.
         for rank in [rank for rank in self.findings.ranks if rank.facts.get("recorder")]:
-            data = self._bundle.read(rank.facts["recorder"]["file"])
+            recorder = rank.facts["recorder"]
+            data = self._bundle.read(recorder["file"])
             step = dumps.digested(f"digest {rank.pid}", data)
             self._record(step)
             if not step.problem:
-                digests.setdefault(rank.job, {})[rank.rank] = step.value
+                digests.setdefault(rank.job, {})[rank.rank] = recorder["written"], step.value
                 self._bundle.append(
                     f"{rank.file}.flight-recorder.json",
                     documents.dumps(step.value, indent=1).encode(),
                 )
         for job, found in digests.items():
             several = f"{job}, " if len(digests) > 1 else ""
+            newest = max(written for written, _ in found.values())
+            since = self.findings.case.since
+            least = newest - flight_recorder.PATIENCE if since is None else since
+            present = {rank: dump for rank, (written, dump) in found.items() if written >= least}
             self.findings.collectives += [
-                f"{several}{verdict.text}" for verdict in judge_dumps(found)
+                f"{several}{verdict.text}" for verdict in judge_dumps(present)
             ]
 
     def _run(self, steps: Iterable[Step], deadline: float) -> None:
@@ -282,3 +303,5 @@ class Collection:
                 self._record(ended)
         finally:
             pool.close()
+        # Now, as the collection may be killed before its end.
+        self._bundle.summarize(summary.write(self.findings))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import Evidence, log_sources
 from dshealthd.http.client import local
 from dshealthd.http.exchange import Unreachable
-from dshealthd.linux import forked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +31,7 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
 
     Return status 0 if a bundle was made.
     """
-    find = functools.partial(members.find, host=loaded.path.host, job=job or "")
-    step = forked.run("ranks", find, members.DEADLINE)
+    step = members.search(loaded.path.host, job or "")
     if step.problem:
         print_lines(
             f"cannot inspect the processes of this node: {printable(step.problem)}", error=True

@@ -29,7 +29,9 @@ class HangCase:
     ranks: Sequence[tuple[int, int]] = ()
     """Ranks of this node with their pids, from heartbeats; ranks that send none may be missing."""
     always_ask: bool = False
-    """Whether to query NCCL RAS although rank 0 is on another node, whose agent queries it."""
+    """Whether to query NCCL RAS although rank 0 is not found: it has ended here, or is on another
+    node, whose agent queries it for a hang.
+    """
 
 
 class LogSources(NamedTuple):
@@ -77,6 +79,8 @@ class NodeMembers:
     """The ranks on this node, as a process of its own has found them."""
 
     ranks: list[RankEvidence]
+    more: int
+    """Number of further ranks."""
     jobs: list[str]
     """All jobs of the node."""
     unseen: dict[str, int]
@@ -106,8 +110,8 @@ class CollectedEvidence:
     """The exposition at the beginning."""
     jobs: Sequence[Mapping[str, Any]] = ()
     """The jobs of the agent's status document at the beginning."""
-    rounds: list[Mapping[str, Any]] = field(default_factory=list)
-    """Probe rounds of the last hour."""
+    rounds: list[Mapping[str, Any]] | None = None
+    """Probe rounds of the last hour; None if they are unknown."""
     missing: list[str] = field(default_factory=list)
     """What was not collected, and why."""
     finished: bool = False

@@ -20,12 +20,12 @@ from dshealthd.evidence.findings import file_of
 from dshealthd.explain.dumps import MAX_DUMP
 from dshealthd.linux import privileges
 from dshealthd.linux.forked import Missing
-from dshealthd.linux.process import parse_stat
+from dshealthd.linux.process import open_files, parse_stat
 from dshealthd.linux.process_root import Root
 from dshealthd.linux.regular_files import Irregular, read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from dshealthd.core.host import Host, Signature
     from dshealthd.linux.forked import Emit
@@ -61,12 +61,13 @@ def collect(
             message = f"its environment does not say where dumps go: {DUMPS[0]} is not set"
         raise Missing(message)
     root = Root.of_process(host, pid)
+    held = {os.path.basename(target) for target in open_files(host, pid)} if prefix else set()
     privileges.become(root.owner)
     privileges.end_with_parent()
     place = f"{dumps}{rank}"
     before = _signature(root.stat(place, follow=False))
     asked = (
-        _request_dump(root, f"{prefix}{rank}.pipe")
+        _request_dump(root, f"{prefix}{rank}.pipe", held)
         if prefix
         else f"{PIPE} is not set, so no dump could be requested"
     )
@@ -94,16 +95,23 @@ def collect(
     finally:
         os.close(descriptor)
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(written.st_mtime))
-    return {"file": name, "note": "" if fresh else f"from {when}, stale: {asked or 'no new dump'}"}
+    note = "" if fresh else f"from {when}, stale: {asked or 'no new dump'}"
+    return {"file": name, "note": note, "written": written.st_mtime}
 
 
-def _request_dump(root: Root, place: str) -> str:
-    """Write to a flight recorder's FIFO; return why that failed, or an empty string."""
+def _request_dump(root: Root, place: str, held: Collection[str]) -> str:
+    """Write to a flight recorder's FIFO; return why that failed, or an empty string.
+
+    `held` are the names of the files that the rank has open. A later job with the same prefix has
+    removed the FIFO of an earlier one, and made its own.
+    """
     try:
         descriptor = root.open_kind(
             place, os.O_WRONLY, stat.S_ISFIFO, "FIFO", follow=False, owned=True
         )
         try:
+            if os.path.basename(place) not in held:
+                return f"another process than the rank reads {place}"
             os.write(descriptor, b"1")
         finally:
             os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import defaultdict
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from dshealthd.jobs.logs import files
 from dshealthd.linux import privileges
 from dshealthd.linux.forked import Missing
 from dshealthd.linux.process_root import Root
+from dshealthd.linux.regular_files import Irregular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -92,33 +94,46 @@ def _open(
     seen: set[tuple[int, int]] = set()
     writers: dict[str, set[int]] = defaultdict(set)
     for rank, pid in members:
-        try:
+        with _noted(f"output of rank {rank}", problems):
             for path in files.standard_streams(host, pid):
                 writers[path].add(rank)
-        except OSError as error:
-            problems.append(f"output of rank {rank}: {error}")
     for rank, pid in members:
-        try:
-            with Root.of_process(host, pid) as root:
-                own = [path for path, by in writers.items() if rank in by]
-                named = [path for path, is_own in files.log_paths(root, paths, job) if is_own]
-                for path in dict.fromkeys((*own, *named)):
-                    descriptor = root.open(path)
-                    status = os.fstat(descriptor)
-                    identity = status.st_dev, status.st_ino
-                    if (
-                        identity in seen
-                        or len(seen) >= files.MAX_FILES
-                        or status.st_uid != root.owner.uid
-                    ):
-                        os.close(descriptor)
-                        continue
-                    seen.add(identity)
+        what = f"logs of rank {rank}"
+        found = [path for path, by in writers.items() if rank in by]
+        with _noted(what, problems), Root.of_process(host, pid) as root:
+            for pattern in paths:
+                with _noted(what, problems):
+                    found += [path for path, own in files.log_paths(root, [pattern], job) if own]
+            for path in dict.fromkeys(found):
+                if len(seen) >= files.MAX_FILES:
+                    problems.append(f"{path}: at most {files.MAX_FILES} files are read")
+                    return
+                stream = None
+                with _noted(what, problems):
+                    stream = _opened(root, path, seen)
+                if stream is not None:
                     by = writers.get(path, set())
-                    yield (
-                        path,
-                        next(iter(by)) if len(by) == 1 else None,
-                        os.fdopen(descriptor, "rb"),
-                    )
-        except (OSError, ValueError, ArithmeticError) as error:
-            problems.append(f"logs of rank {rank}: {error}")
+                    yield path, next(iter(by)) if len(by) == 1 else None, stream
+
+
+def _opened(root: Root, path: str, seen: set[tuple[int, int]]) -> IO[bytes] | None:
+    """Return a file of the process's user; None if it is another's, or open already. OSError."""
+    descriptor = root.open(path)
+    status = os.fstat(descriptor)
+    identity = status.st_dev, status.st_ino
+    if identity in seen or status.st_uid != root.owner.uid:
+        os.close(descriptor)
+        return None
+    seen.add(identity)
+    return os.fdopen(descriptor, "rb")
+
+
+@contextlib.contextmanager
+def _noted(what: str, problems: list[str]) -> Iterator[None]:
+    """Add why the block fails to the problems, but for what is no file, and so no log."""
+    try:
+        yield
+    except Irregular:
+        return
+    except (OSError, ValueError, ArithmeticError) as error:
+        problems.append(f"{what}: {error}")

@@ -10,7 +10,7 @@ from dshealthd.core.collector import NotAvailable, SourceError
 from dshealthd.core.text import printable
 from dshealthd.linux.forked import Missing
 from dshealthd.linux.journal import kernel_log_reader
-from dshealthd.linux.kmsg import KERNEL, KernelLogRecord
+from dshealthd.linux.kmsg import KERNEL, KernelLogRecord, kernel_clock
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host
@@ -37,7 +37,7 @@ def collect(emit: Emit, host: Host, *, journal: bool) -> None:
     forge them.
     """
     reader = kernel_log_reader(host, time.monotonic, journal=journal)
-    oldest = time.clock_gettime(time.CLOCK_MONOTONIC) - AGE
+    oldest = kernel_clock() - AGE
     lines = deque[KernelLogRecord](maxlen=MAX_LINES)
     problem = ""
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core import documents
 from dshealthd.core.text import printable_lines
 from dshealthd.jobs.nccl.release import MappedReleases
+from dshealthd.jobs.processes import namespace
 from dshealthd.jobs.ras import client as ras_client
 from dshealthd.jobs.ras import evaluation, question
 from dshealthd.jobs.ras.address import ras_enabled
@@ -51,6 +52,9 @@ def query_job(
     """
     if not ras_enabled(environment):
         message = "disabled by NCCL_RAS_ENABLE"
+        raise Missing(message)
+    if any(namespace(host, one.pid) for one in members):
+        message = "the job has a network namespace of its own, to which the agent cannot connect"
         raise Missing(message)
     privileges.limit_memory(MAX_MEMORY)
     releases = MappedReleases()

@@ -21,6 +21,7 @@ from dshealthd.evidence.bundle import bundles_among
 from dshealthd.evidence.collection_process import CollectionProcess
 from dshealthd.evidence.findings import HangCase, LogSources
 from dshealthd.evidence.options import EvidenceOptions
+from dshealthd.linux import forked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ BUNDLES = counter(
     "dshealthd_evidence_bundles_total",
     "Bundles of evidence by outcome: complete, partial (a rank could not be inspected, or the "
     "bundle was full), killed (at its deadline; partial evidence is kept), refused (the disk is "
-    "nearly full), failed.",
+    "nearly full, or processes of the user's earlier evidence hang), failed.",
     "outcome",
 )
 INFO = gauge(
@@ -49,6 +50,10 @@ INFO = gauge(
 )
 OUTCOMES = ("complete", "partial", "killed", "refused", "failed")
 
+MOST_LEFT = 8
+"""Processes of one user that may hang and not be killed, as in a worker. A collection starts more
+than a hundred, and the service may have 512.
+"""
 COMMAND = child.python("dshealthd.evidence")
 DIRECTORY = "evidence"
 INTERVAL = 10.0
@@ -73,6 +78,7 @@ def case(hang: Standstill) -> HangCase:
         culprits=tuple((rank, culprit.words) for rank, culprit in hang.culprits),
         explanation=hang.explanation,
         ranks=tuple((rank.rank, rank.pid) for rank in hang.ranks if rank.ended is None),
+        always_ask=any(rank.rank == 0 for rank in hang.ranks),  # also one that has ended
     )
 
 
@@ -127,6 +133,8 @@ class Evidence:
         self._done: set[str] = set()
         """Jobs whose present hang has been handled."""
         self._waiting: dict[str, HangCase] = {}
+        self._left: dict[int, list[int]] = {}
+        """Groups of processes that collections could not kill, by the user of the ranks."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._running = False
 
@@ -162,6 +170,7 @@ class Evidence:
         self._first_seen = {job: self._first_seen.get(job, now) for job in present}
         # A job that went on and hangs again has a new hang, without evidence yet.
         self._done &= present.keys()
+        self._waiting = {job: case for job, case in self._waiting.items() if job in present}
         if not self.options.enabled:
             return
         for job, hang in present.items():
@@ -219,6 +228,8 @@ class Evidence:
             async with time_limit(self.options.deadline):
                 answer = await collected()
             self._kept = bundles_among(map(str, answer["kept"]))
+            if answer.get("left") and answer["user"] is not None:
+                self._left.setdefault(answer["user"], []).extend(answer["left"])
             return self._count(Taken(str(answer["outcome"]), str(answer["detail"]), bundle))
         except TimeoutError:
             await self.remember()
@@ -278,6 +289,15 @@ class Evidence:
         )
         return taken
 
+    def _hanging(self) -> list[int]:
+        """Return the users for whom too many processes hang that could not be killed."""
+        self._left = {
+            user: hanging
+            for user, groups in self._left.items()
+            if (hanging := [*filter(forked.remains, groups)])
+        }
+        return [user for user, groups in self._left.items() if len(groups) > MOST_LEFT]
+
     def _request(self, case: HangCase) -> dict[str, Any]:
         options = self.options
         document = self._document()
@@ -297,4 +317,5 @@ class Evidence:
             "jobs": document.get("jobs", []),
             "probes": document.get("probe"),
             "logs": self.logs,
+            "hanging": self._hanging(),
         }

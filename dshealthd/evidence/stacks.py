@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import documents
+from dshealthd.core.host import lines_of, read
 from dshealthd.core.text import printable
 from dshealthd.evidence.findings import file_of
 from dshealthd.explain.flight_recorder import is_library
 from dshealthd.linux import privileges
 from dshealthd.linux.forked import Missing
-from dshealthd.linux.process_root import user_of
+from dshealthd.linux.process_root import Root
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host
@@ -27,6 +28,12 @@ ATTEMPTS = 3
 """A running process may be read in the middle of a change, so several attempts are made."""
 PAUSE = 0.3
 MAX_OUTPUT = 8 << 20
+_MAPS = 16 << 20
+"""Bytes of the list of mappings, which has one or two MiB in a training."""
+_MAIN = "MainThread"
+"""Name that `threading` gives the main thread. In py-spy's output it is the last: the interpreter
+lists its threads newest first.
+"""
 
 
 def find_py_spy() -> str | None:
@@ -40,12 +47,16 @@ def collect(emit: Emit, host: Host, pid: int, rank: int, program: str | None) ->
 
     `Missing` says why there are none, OSError.
 
-    Becomes the rank's user, but keeps the right to read its memory, which Yama denies users.
+    Becomes the rank's user, but keeps the right to read its memory, which Yama denies users. Where
+    py-spy would ask a user's FUSE mount, whose answer nothing can interrupt, it is not run.
     """
     if program is None:
         message = "py-spy is not installed"
         raise Missing(message)
-    user = user_of(host, pid)
+    with Root.of_process(host, pid) as root:
+        user = root.owner
+        for path in _python_files(host, pid):
+            root.refuse_served(path)
     # Opened now: the rank's user may have no access to its directory.
     descriptor = os.open(program, os.O_RDONLY | os.O_CLOEXEC)
     privileges.become(user, keep_ptrace=True)
@@ -63,9 +74,17 @@ def collect(emit: Emit, host: Host, pid: int, rank: int, program: str | None) ->
     if problem:
         raise Missing(problem)
     emit(f"{file_of(rank, pid)}.stacks.txt", write(threads).encode(errors="replace"))
-    main = next((thread for thread in threads if thread["os"] == pid), threads[0])
+    # Not by its id: py-spy knows none before Python 3.11, and of a container that of its namespace.
+    main = next((thread for thread in threads if thread["name"] == _MAIN), threads[-1])
     at, inside = place(main["frames"]), place(main["frames"][:1])
     return {"at": at, "in": "" if inside == at else inside}
+
+
+def _python_files(host: Host, pid: int) -> set[str]:
+    """Return the paths that py-spy opens of a process: its program, and Python's library."""
+    lines = (line.split(None, 5) for line in lines_of(read(host.proc(f"{pid}/maps"), _MAPS)))
+    mapped = {fields[5] for fields in lines if "python" in fields[-1].rpartition("/")[2]}
+    return {os.readlink(host.proc(f"{pid}/exe")), *mapped}
 
 
 def _run(program: int, pid: int) -> tuple[bytes, str]:

@@ -83,7 +83,8 @@ def _lines(findings: CollectedEvidence) -> Iterator[str]:
     case = findings.case
     what = "requested by hand" if case.reason == "requested" else f"hung, cause: {case.reason}"
     yield f"{case.job or 'all jobs'} on {findings.node}: {what}"
-    yield f"taken   {_time(findings.begun)}, in {findings.seconds:.0f} s"
+    duration = f", in {findings.seconds:.0f} s" if findings.finished else ""
+    yield f"taken   {_time(findings.begun)}{duration}"
     if case.since is not None:
         yield (
             f"since   {_time(case.since)}: no progress for {findings.begun - case.since:.0f} "
@@ -96,17 +97,20 @@ def _lines(findings: CollectedEvidence) -> Iterator[str]:
         )
     yield from _section("What shows the cause", _blame(findings))
     ranks = [_rank(findings, rank) for rank in findings.ranks]
-    yield from _section(f"Ranks on this node: {len(ranks)}", ranks)
+    number = len(ranks) if ranks or findings.finished else "not known yet"
+    yield from _section(f"Ranks on this node: {number}", ranks)
     moved = findings.moved or ["none" if findings.interval else "unknown"]
     changed = f"GPU, fabric and kernel metrics that changed within {findings.interval:.0f} s"
     yield from _section(changed, moved)
-    rounds = [_round(entry) for entry in findings.rounds[-MAX_LINES:]]
+    known = findings.rounds
+    rounds = ["unknown"] if known is None else [_round(entry) for entry in known[-MAX_LINES:]]
     yield from _section("Probe rounds of the last hour", rounds or ["none"])
     missing = [
         *findings.missing,
         *(_problem(rank, name) for rank in findings.ranks for name in rank.problems),
     ]
-    yield from _section("Not collected", _shortened(missing, MAX_LINES) or ["nothing"])
+    nothing = "nothing" if findings.finished else "not known yet"
+    yield from _section("Not collected", _shortened(missing, MAX_LINES) or [nothing])
     yield from _section("Files", (f"{name:34} {meaning}" for name, meaning in FILES))
 
 
@@ -140,7 +144,7 @@ def _blame(findings: CollectedEvidence) -> Iterator[str]:
         "no cause found on this node; see the bundles of the job's other nodes, and the probes' "
         "suspects"
     )
-    yield from shown or [unknown]
+    yield from shown or [unknown if findings.finished else "not known yet"]
 
 
 def _by_ras(ras: Mapping[str, Any] | None) -> Iterator[str]:

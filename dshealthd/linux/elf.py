@@ -14,6 +14,8 @@ SECTION_LIMIT = 64 << 20
 """Most bytes of constants that are read: libnccl.so has half a MiB, PyTorch's NCCL ten."""
 SYMBOLS_LIMIT = 8 << 20
 """Most bytes of symbols: 350,000 of them, which take some 50 ms; libtorch_cuda.so has half."""
+_PLACES = 64
+"""Most strings of a table that end with one name; NCCL's have two, `ncclSend` and `pncclSend`."""
 _HEADER = 64
 _MAGIC = b"\x7fELF\x02\x01"
 """64-bit little-endian, the only kind that NCCL is built for."""
@@ -92,10 +94,11 @@ def functions(descriptor: int, names: Collection[str]) -> dict[str, Function]:
             symbols[: len(symbols) // _SYMBOL.size * _SYMBOL.size]
         ):
             if at in places and info & 15 == _FUNCTION and section:
+                name = places.pop(at)  # once: a file may have many symbols, and many segments
                 for begin, start, extent in mapped:
                     if start <= value < start + extent:
                         place = value - start + begin
-                        found[places[at]] = Function(place, os.pread(descriptor, 8, place))
+                        found[name] = Function(place, os.pread(descriptor, 8, place))
     return found
 
 
@@ -103,5 +106,7 @@ def _places(text: bytes, names: Collection[str]) -> Iterator[tuple[int, str]]:
     """Yield where names end in a table of strings: linkers store one within a longer one."""
     for name in names:
         whole, at = name.encode() + b"\0", -1
-        while (at := text.find(whole, at + 1)) >= 0:
+        for _ in range(_PLACES):
+            if (at := text.find(whole, at + 1)) < 0:
+                break
             yield at, name

@@ -60,6 +60,8 @@ class Ended:
     """Why there is no value; empty if there is one."""
     hung: bool = False
     """Whether it did not answer by its deadline."""
+    left: int = 0
+    """The group of its processes, if one of them cannot be killed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -137,7 +139,7 @@ class Pool:
         counts.
 
         `keep` is called in this process with everything that it emits, up to `max_bytes`. OSError
-        if no process can be started.
+        if no process can be started and none runs.
         """
         self._waiting.append(
             functools.partial(self._begin, name, function, deadline, max_bytes, keep)
@@ -182,7 +184,14 @@ class Pool:
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self._most:
-            one = self._waiting.popleft()()
+            begin = self._waiting.popleft()
+            try:
+                one = begin()
+            except OSError:  # out of processes: again once one has ended
+                if not self._running:
+                    raise
+                self._waiting.appendleft(begin)
+                return
             self._running.append(one)
             self._selector.register(one.descriptor, selectors.EVENT_READ, one)
 
@@ -224,7 +233,8 @@ class Pool:
             ended = how_ended(os.waitstatus_to_exitcode(status))
             one.problem = f"its process {ended} without an answer"
         seconds = time.monotonic() - one.started
-        return Ended(one.name, seconds, one.value, one.problem, one.hung)
+        left = one.pid if one.hung and remains(one.pid) else 0
+        return Ended(one.name, seconds, one.value, one.problem, one.hung, left)
 
 
 def run(
@@ -241,6 +251,17 @@ def run(
         return next(pool.ended())
     finally:
         pool.close()
+
+
+def remains(group: int) -> bool:
+    """Return whether a process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _waits(pid: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.collector import SourceError
@@ -59,6 +60,15 @@ def parse(raw: bytes) -> KernelLogRecord:
         raise ValueError(message)
     text = body.partition(b"\n")[0].decode("ascii", "replace")
     return KernelLogRecord(priority >> 3, sequence, microseconds / 1e6, fields[3] == b"-", text)
+
+
+def kernel_clock() -> float:
+    """Return the seconds since boot as in the timestamps of records, or nearly.
+
+    Both count the same ticks. CLOCK_MONOTONIC is also adjusted by NTP, and after months of uptime
+    differs by minutes.
+    """
+    return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
 
 
 class LogReader:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
+import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.host import lines_of, read
@@ -11,8 +13,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")
-_SERVED = re.compile(rb"^(\d{1,10}) .* - fuse[^ ]* .*\buser_id=([1-9]\d{0,9})", re.MULTILINE)
-_MOUNT_ID = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
+_FUSE = re.compile(
+    rb"^(\d{1,10}) \d+ (\d+:\d+) .* - fuse[^ ]* .*\buser_id=(\d{1,10})", re.MULTILINE
+)
+_EMPTY_PATH, _DONT_SYNC, _MOUNT_ID = 0x1000, 0x4000, 0x1000
+"""AT_EMPTY_PATH, AT_STATX_DONT_SYNC and STATX_MNT_ID (Linux 5.8)."""
+_STATX = struct.Struct("=I140xQ")
+"""`stx_mask` and `stx_mnt_id` of a `struct statx`."""
+_IN_FDINFO = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
+_libc = ctypes.CDLL(None)
 
 
 class Mount(NamedTuple):
@@ -52,13 +61,33 @@ def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
     return best
 
 
-def parse_served_by_users(mountinfo: bytes) -> dict[int, int]:
-    """Return the user of each mount that a user's process serves, by mount ID."""
-    return {int(mount): int(user) for mount, user in _SERVED.findall(mountinfo)}
+class FuseMount(NamedTuple):
+    """A mount that a process serves."""
+
+    mount: int
+    """Its ID."""
+    device: bytes
+    """The same of all mounts of one file system."""
+    user: int
+    """Who mounted it, by the numbers of the user namespace in which that was done."""
+
+
+def parse_fuse(mountinfo: bytes) -> list[FuseMount]:
+    """Return the mounts that processes serve."""
+    return [
+        FuseMount(int(mount), device, int(user)) for mount, device, user in _FUSE.findall(mountinfo)
+    ]
 
 
 def mount_id(descriptor: int) -> int:
-    """Return the ID of a descriptor's mount, without a request to its file system. OSError."""
-    # statx(2) and fstatfs(2) would ask the process that serves it.
-    match = _MOUNT_ID.search(read(f"/proc/self/fdinfo/{descriptor}"))
+    """Return the ID of a descriptor's mount, without a request to its file system; -1 if the kernel
+    does not tell. OSError.
+    """
+    found = ctypes.create_string_buffer(256)  # struct statx
+    if not _libc.statx(descriptor, b"", _EMPTY_PATH | _DONT_SYNC, _MOUNT_ID, found):
+        mask, mount = _STATX.unpack_from(found)
+        if mask & _MOUNT_ID:
+            return int(mount)
+    # Who acts with a user's rights may not read this before Linux 5.14 (proc: fdinfo is 0500).
+    match = _IN_FDINFO.search(read(f"/proc/self/fdinfo/{descriptor}"))
     return int(match[1]) if match else -1

@@ -20,7 +20,7 @@ import struct
 from typing import TYPE_CHECKING, Self
 
 from dshealthd.linux.credentials import User, assumed, is_secure, parse_user
-from dshealthd.linux.mounts import mount_id, parse_served_by_users
+from dshealthd.linux.mounts import mount_id, parse_fuse
 from dshealthd.linux.regular_files import PROC, Irregular, check, file_system, read, reopen
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Root:
     ) -> None:
         """Take ownership of a root's descriptor, and read below it as `owner`.
 
-        `served` are the mounts that users serve, as of `parse_served_by_users`.
+        `served` are the mounts that users serve: their users by the mounts' IDs.
         """
         self._root = descriptor
         self._served = served or {}
@@ -79,7 +79,7 @@ class Root:
         try:
             owner = _owner(place)
             root = os.open("root", _DIRECTORY, dir_fd=place)
-            self = cls(root, owner, _working_directory(place), _served(place))
+            self = cls(root, owner, _working_directory(place), _served(place, owner.uid))
             try:
                 self._refuse_served(root, "/")
             except OSError:
@@ -116,7 +116,7 @@ class Root:
         """Return the node's root as seen by a user whose process has ended. OSError."""
         place = os.open(_SELF, _DIRECTORY)
         try:
-            return cls(os.open(root, _DIRECTORY), owner, None, _served(place))
+            return cls(os.open(root, _DIRECTORY), owner, None, _served(place, owner.uid))
         finally:
             os.close(place)
 
@@ -171,6 +171,14 @@ class Root:
             return read(descriptor, limit)
         finally:
             os.close(descriptor)
+
+    def refuse_served(self, path: str) -> None:
+        """Raise PermissionError if an absolute path of a process leads to a mount that a user
+        serves. OSError.
+        """
+        if self._served:
+            with contextlib.suppress(FileNotFoundError), assumed(self.owner):
+                self._walk(path, follow=True)
 
     def open(self, path: str) -> int:
         """Return a descriptor of a process's regular file, to read. OSError, `Irregular`."""
@@ -269,15 +277,6 @@ class Root:
             raise PermissionError(errno.EACCES, why, path)
 
 
-def user_of(host: Host, pid: int) -> User:
-    """Return the user of a process and of the paths it names; errors as of `Root.of_process`."""
-    place = os.open(host.proc(str(pid)), _DIRECTORY)
-    try:
-        return _owner(place)
-    finally:
-        os.close(place)
-
-
 def rights_of(status: os.stat_result) -> User:
     """Return the user to open a file with this status as: its owner, if the agent is root."""
     return User(status.st_uid, status.st_gid) if os.geteuid() == 0 else _own()
@@ -307,15 +306,33 @@ def _entry(place: int, name: str, limit: int = 1 << 20) -> bytes:
         os.close(descriptor)
 
 
-def _served(place: int) -> dict[int, int]:
-    """Return the mounts that users serve among those of a process, given its place in `/proc`."""
+def _served(place: int, uid: int) -> dict[int, int]:
+    """Return the mounts that users serve among those of a process, given its place in `/proc` and
+    its user.
+    """
     try:
         mounts = _entry(place, "mountinfo", _MOUNTS)
     except FileNotFoundError:  # a fixture in place of procfs
         return {}
     if len(mounts) == _MOUNTS:  # made by a user, to hide one beyond the limit
         raise PermissionError(errno.EACCES, "the process has too many mounts")
-    return parse_served_by_users(mounts)
+    found = parse_fuse(mounts)
+    served = {one.mount: one.user for one in found if one.user}
+    if len(served) < len(found) and not _shares_users(place):
+        # In a user namespace any user can be root and mount. What the node's root has mounted is
+        # mounted here too.
+        with open(f"{_SELF}/mountinfo", "rb") as own:
+            known = {one.device for one in parse_fuse(own.read()) if not one.user}
+        served |= {one.mount: uid for one in found if not one.user and one.device not in known}
+    return served
+
+
+def _shares_users(place: int) -> bool:
+    """Return whether a process, given its place in `/proc`, is in this one's user namespace."""
+    try:
+        return os.readlink("ns/user", dir_fd=place) == os.readlink(f"{_SELF}/ns/user")
+    except FileNotFoundError:  # a kernel without them
+        return True
 
 
 def _working_directory(place: int) -> str | None:

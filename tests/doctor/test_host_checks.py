@@ -8,7 +8,6 @@ import re
 import resource
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.path_check import path_check
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.linux import forked
-from dshealthd.linux.kmsg import KernelLogReader, KernelLogRecord
+from dshealthd.linux.kmsg import KernelLogReader, KernelLogRecord, kernel_clock
 from tests import frozen
 from tests.doctor.looks import look, named, outcomes, results
 from tests.doctor.machine import FIXTURES, Machine
@@ -139,7 +138,7 @@ def judged_log(
 ) -> dict[str, Result]:
     """Return what is found in a log of lines with a priority and how many seconds ago they were."""
     dev.mkdir()
-    now = time.clock_gettime(time.CLOCK_MONOTONIC)
+    now = kernel_clock()
     read, write = os.pipe2(os.O_DIRECT | os.O_NONBLOCK)  # a read is a record, as of /dev/kmsg
     try:
         for number, (priority, ago, text) in enumerate(lines):

@@ -21,12 +21,13 @@ import pytest
 
 from bench.processes import free_port
 from dshealthd.core.host import Host
-from dshealthd.evidence import process
+from dshealthd.evidence import members, nccl_ras, process
 from dshealthd.evidence.bundle import Bundle, make
 from dshealthd.evidence.collection import Collection
-from dshealthd.evidence.findings import HangCase, LogSources
+from dshealthd.evidence.findings import HangCase, LogSources, NodeMembers, RankEvidence
 from dshealthd.jobs.ras import protocol
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
+from dshealthd.linux.forked import Ended
 from tests.environments import wait_for_environment
 from tests.evidence.test_dump import dump, entry
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
@@ -103,7 +104,7 @@ class Node:
         self.show(process.popen.pid)
         return process.popen.pid
 
-    def collect(self, case: HangCase) -> tuple[str, dict[str, bytes], bool]:
+    def collect(self, case: HangCase, *paths: str) -> tuple[str, dict[str, bytes], bool]:
         """Take evidence, and return the summary, the files and whether it was whole."""
         (self.root / "state").mkdir()
         bundle = make(
@@ -117,7 +118,7 @@ class Node:
         )
         host = Host(procfs=self.root / "proc", dev=self.root / "dev")
         collection = Collection(
-            case, host, bundle, node="node-a", begun=NOW, py_spy=None, logs=LogSources()
+            case, host, bundle, node="node-a", begun=NOW, py_spy=None, logs=LogSources(paths)
         )
         collection.begin(
             "",
@@ -173,6 +174,35 @@ def test_a_release_that_may_crash_is_not_asked(node: Node, version: str) -> None
     assert not (node.root / "record").exists()
 
 
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("2.27.7", "not queried, unsafe_release: loaded NCCL is 2.27.7"),
+        ("", "not queried, unknown"),
+    ],
+)
+def test_a_rank_0_that_cannot_be_read_is_of_this_node(node: Node, version: str, said: str) -> None:
+    """No other node queries RAS, and no release that a query can crash is queried: its own counts,
+    too.
+    """
+    port = free_port()
+    rank_0 = Process(
+        "text",
+        port=port,
+        environment={},
+        library=library(node.root, version),
+        record=node.root / "record",
+    )
+    node.stack.callback(rank_0.close)
+    node.show(rank_0.popen.pid)
+    node.rank(7, 1, NCCL_RAS_ADDR=f"127.0.0.1:{port}")
+    case = HangCase(job="slurm-7", reason="waiting", ranks=((0, rank_0.popen.pid),))
+    text, _, _ = node.collect(case)
+    assert f"NCCL RAS: {said}" in text
+    assert f"(pid {rank_0.popen.pid}), flight recorder: its environment could not be read" in text
+    assert not (node.root / "record").exists()
+
+
 def test_a_ras_that_stalls_costs_its_own_part(node: Node) -> None:
     """Who speaks the protocol and never answers is given up, and the rest is there."""
     node.ras("stall", job=7)
@@ -200,6 +230,19 @@ def test_a_ras_answer_made_to_fill_the_memory_costs_its_own_part(node: Node) -> 
     assert grown < 4 * protocol.MAX_ANSWER  # the files above are among it
 
 
+def test_a_job_with_a_network_of_its_own_is_not_asked(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who listens there in the agent's network is another job's NCCL, which may be one that a
+    connection can crash.
+    """
+    node.ras("text", b"never", job=7)
+    monkeypatch.setattr(nccl_ras, "namespace", lambda *_: "net:[1]")
+    text, _, _ = node.collect(HangCase(job="slurm-7", reason="waiting"))
+    assert "NCCL RAS: the job has a network namespace of its own" in text
+    assert not (node.root / "record").exists()
+
+
 def test_another_node_asks_ras(node: Node) -> None:
     """One question goes through the whole job, so that the node with rank 0 asks alone."""
     node.rank(7, 1)
@@ -224,6 +267,34 @@ def test_the_logs_of_the_ranks_are_explained(node: Node) -> None:
     told = files["explain.txt"].decode()
     assert f"PROOF      {node.root}/rank.out:2: " in told
     assert "\x1b" not in told
+
+
+def test_what_is_no_log_hides_none(node: Node) -> None:
+    """A directory and a FIFO that a pattern matches, and a file that may not be read."""
+    place = node.root / "7"
+    (place / "a").mkdir(parents=True)
+    os.mkfifo(place / "b")
+    (place / "c").symlink_to("c")
+    (place / "d").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 G")
+    node.rank(7, 1)
+    case = HangCase(job="slurm-7", reason="waiting")
+    text, files, _ = node.collect(case, f"{node.root}/{{job}}/*", f"{node.root}/{{job}}/c/*")
+    assert "logs of slurm-7: cuda-oom: " in text
+    told = files["explain.txt"].decode()
+    assert "Too many levels of symbolic links" in told
+    assert "is not a regular file" not in told
+
+
+@pytest.mark.parametrize(("logs", "said"), [(64, False), (65, True)])
+def test_so_many_logs(node: Node, logs: int, *, said: bool) -> None:
+    """Of more, which may show the cause, it is told that they were not read."""
+    (node.root / "7").mkdir()
+    for number in range(logs):
+        (node.root / f"7/{number:02}").write_text("step 7\n")
+    node.rank(7, 1)
+    case = HangCase(job="slurm-7", reason="waiting")
+    _, files, _ = node.collect(case, f"{node.root}/{{job}}/*")
+    assert (f"{node.root}/7/64: at most 64 files are read" in files["explain.txt"].decode()) is said
 
 
 def test_without_logs_it_is_said_why(node: Node) -> None:
@@ -259,6 +330,29 @@ def test_so_many_ranks(node: Node, ranks: int, more: list[str]) -> None:
     assert [reason.partition(":")[0] for reason in collection.findings.missing] == more
 
 
+def test_a_culprit_is_among_the_ranks_inspected(node: Node) -> None:
+    """Whatever its number."""
+    ranks = tuple((rank, 1000 + rank) for rank in range(100))
+    case = HangCase(job="slurm-7", reason="process", ranks=ranks, culprits=((99, "is stopped"),))
+    host, bundle = Host(procfs=node.root / "proc"), cast("Bundle", None)
+    collection = Collection(case, host, bundle, node="", begun=NOW, py_spy=None, logs=LogSources())
+    collection._discover()
+    assert [rank.rank for rank in collection.findings.ranks] == [*range(63), 99]
+
+
+def test_no_job_crowds_out_another(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all jobs' ranks those are looked at that `members` names first: users take turns."""
+    found = [RankEvidence("slurm-9", 0, 900), *(RankEvidence("run-1", 0, pid) for pid in range(64))]
+    value = members.MEMBERS.write(NodeMembers(found, 0, ["run-1", "slurm-9"], {}))
+    monkeypatch.setattr(members, "search", lambda *_: Ended("ranks", 0.0, value))
+    host, bundle = Host(procfs=node.root / "proc"), cast("Bundle", None)
+    case = HangCase(job="", reason="requested")
+    collection = Collection(case, host, bundle, node="", begun=NOW, py_spy=None, logs=LogSources())
+    collection._discover()
+    assert 900 in {rank.pid for rank in collection.findings.ranks}
+    assert len(collection.findings.ranks) == 64
+
+
 def dumped(directory: Path, user: int, *dumps: bytes) -> str:
     """Write dumps of ranks 0 on as a user's, and return the prefix of their paths."""
     directory.mkdir()
@@ -282,6 +376,27 @@ def scene_of_two_users(node: Node, place: Path, *, stranger_first: bool) -> tupl
         started[user].append(pid)
         time.sleep(0.05)  # processes' ages are told apart by hundredths of a second
     return started[USER], started[STRANGER][0]
+
+
+@pytest.mark.parametrize(
+    ("since", "behind", "accused"),
+    [(NOW, 1.0, True), (NOW, -1.0, False), (None, -29.0, True), (None, -31.0, False)],
+)
+def test_a_dump_of_another_time_accuses_nobody(
+    node: Node, tmp_path: Path, *, since: float | None, behind: float, accused: bool
+) -> None:
+    """It counts from the last progress on, or close to the newest dump: an old one, of an earlier
+    hang or job, shows its rank far behind.
+    """
+    done = entry(1, state="completed")
+    prefix = dumped(tmp_path / "dumps", os.geteuid(), dump(done, entry(2)), dump(done))
+    for rank, written in enumerate((NOW + 2.0, (since or NOW + 2.0) + behind)):
+        os.utime(f"{prefix}{rank}", (written, written))
+        node.rank(7, rank, TORCH_FR_DUMP_TEMP_FILE=prefix)
+    case = HangCase(job="slurm-7", reason="waiting", since=since)
+    text, files, _ = node.collect(case)
+    assert ("rank 1 never entered all_reduce #2" in text) is accused
+    assert sum(name.endswith("flight-recorder.json") for name in files) == 2
 
 
 @as_root

@@ -12,6 +12,7 @@ from dshealthd.core.host import Host
 from dshealthd.evidence import kernel_log
 from dshealthd.evidence.service import log_sources
 from dshealthd.linux.forked import Missing
+from dshealthd.linux.kmsg import kernel_clock
 from tests.journald import journald, reason_against
 from tests.kernel_log import KernelLog
 
@@ -26,7 +27,7 @@ def kept(host: Host, *, journal: bool = False) -> list[str]:
 
 def test_the_lines_of_a_quarter_of_an_hour(tmp_path: Path) -> None:
     """Older ones are left out; what a process has written is marked."""
-    log, now = KernelLog(tmp_path / "kmsg"), time.clock_gettime(time.CLOCK_MONOTONIC)
+    log, now = KernelLog(tmp_path / "kmsg"), kernel_clock()
     log.say("too old", seconds=now - 901)
     log.say("just in", seconds=now - 870)
     log.say("NVRM: Xid", facility=3)
@@ -34,6 +35,18 @@ def test_the_lines_of_a_quarter_of_an_hour(tmp_path: Path) -> None:
     assert kept(Host(dev=tmp_path)) == [
         *("Linux version 6.1.0\n", "just in\n", "(facility 3) NVRM: Xid\n", "last\n"),
     ]
+    log.close()
+
+
+def test_lines_are_as_old_as_the_kernel_s_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No adjustment of the time by NTP, which adds up over months, makes a new line old."""
+    clocks = {time.CLOCK_MONOTONIC: 8_000_000.0, time.CLOCK_MONOTONIC_RAW: 7_999_000.0}
+    monkeypatch.setattr(time, "clock_gettime", clocks.__getitem__)
+    log = KernelLog(tmp_path / "kmsg")
+    log.say("new", seconds=7_998_999.0)
+    assert kept(Host(dev=tmp_path)) == ["new\n"]
     log.close()
 
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from pathlib import Path
 
+import pytest
+
+from dshealthd.core.host import read_bytes
 from dshealthd.evidence import members
+from dshealthd.jobs import processes
 from dshealthd.jobs.environment import ALLOWED
 from tests.jobs.machines import TORCH, Machine, environ
 
@@ -40,5 +46,42 @@ def test_long_variables_of_a_crowd(tmp_path: Path) -> None:
     (place / "status").write_text("Name:\tx\nUid:\t1000\t1000\t1000\t1000\n")
     found = members.find(lambda *_: None, machine.context().host, "")
     assert len(json.dumps(found)) < MAX_ANSWER
-    assert len(found["ranks"]) == 128
+    assert (len(found["ranks"]), found["more"]) == (64, 237)
     assert 900 in {rank["pid"] for rank in found["ranks"]}
+
+
+def test_a_process_that_cannot_be_read_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose environment is locked by a rank that waits in a driver is counted, and left out."""
+    machine = Machine(tmp_path / "proc")
+    for pid in (100, 101, 102):
+        machine.process(pid, {**TORCH, "SLURM_JOB_ID": "7", "RANK": str(pid)})
+
+    def locked(path: str, *limit: int) -> bytes:
+        if path.endswith(("/100/environ", "/102/environ")):
+            time.sleep(60)
+        return read_bytes(path, *limit)
+
+    monkeypatch.setattr(processes, "read_bytes", locked)
+    step = members.search(machine.context().host, "slurm-7")
+    assert step.problem == ""
+    assert [rank["pid"] for rank in step.value["ranks"]] == [101]
+    assert step.value["unseen"] == {"blocked": 2}
+
+
+def test_a_node_where_nothing_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search ends, however many processes it would have to leave out."""
+    machine = Machine(tmp_path / "proc")
+    for pid in range(100, 120):
+        machine.process(pid, TORCH)
+
+    def locked(path: str, *limit: int) -> bytes:
+        if path.endswith("/environ"):
+            time.sleep(60)
+        return read_bytes(path, *limit)
+
+    monkeypatch.setattr(processes, "read_bytes", locked)
+    monkeypatch.setattr(members, "DEADLINE", 3.0)
+    problem = members.search(machine.context().host, "").problem
+    assert re.fullmatch(r"hangs at \d processes", problem)

@@ -25,10 +25,12 @@ from dshealthd.core.options import Bytes, Duration
 from dshealthd.evidence.bundle import bundles_in
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
-from dshealthd.evidence.service import BUNDLES, INFO, Evidence
+from dshealthd.evidence.service import BUNDLES, INFO, Evidence, case
 from dshealthd.jobs.hangs.classes import HangClass
+from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.judge import Standstill
 from tests.environments import wait_for_environment
+from tests.jobs.standstills import rank_state
 from tests.stopwatch import Stopwatch
 
 UNEXPLAINED = 90.0
@@ -171,6 +173,19 @@ async def test_a_restarted_agent_takes_no_second_bundle(tmp_path: Path) -> None:
     assert len(successor.evidence.status()["bundles"]) == 1
 
 
+async def test_a_hang_that_is_over_before_its_turn_is_not_taken(tmp_path: Path) -> None:
+    """A job that goes on is neither called hung nor made to dump, though another's evidence took
+    long.
+    """
+    node = Node(tmp_path)
+    await node.look("slurm-1", "slurm-2")
+    node.monotonic += 10.0
+    node.evidence.update_hangs(map(hang, ("slurm-1", "slurm-2")))
+    await asyncio.sleep(0.1)
+    assert await node.look("slurm-1") == ["slurm-1"]
+    await node.evidence.close()
+
+
 async def test_evidence_can_be_switched_off(tmp_path: Path) -> None:
     """Nothing is taken, and the directory is not even made."""
     node = Node(tmp_path, dataclasses.replace(OPTIONS, enabled=False))
@@ -223,6 +238,9 @@ def test_a_collection_that_hangs_is_killed_and_what_it_had_is_kept(tmp_path: Pat
         assert node.values(BUNDLES)["killed",] == 1
         text = (node.evidence.directory / taken.bundle / "summary.txt").read_text()
         assert "THE COLLECTION HAS NOT ENDED" in text
+        assert "What shows the cause\n  not known yet\n" in text
+        assert "Ranks on this node: not known yet\n" in text
+        assert "Not collected\n  not known yet\n" in text
         assert (
             node.evidence.directory / taken.bundle / "metrics-before.prom"
         ).read_text() == "dshealthd_job_step 1\n"
@@ -231,6 +249,20 @@ def test_a_collection_that_hangs_is_killed_and_what_it_had_is_kept(tmp_path: Pat
     asyncio.run(scene())
     with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
         assert children.read() == ""
+
+
+async def test_a_summary_has_what_was_seen_before_the_end(tmp_path: Path) -> None:
+    """The ranks that were inspected are in the summary of a collection that is killed."""
+    stopped = STOPPED[2].replace("Collection.collect", "Collection._read_dumps")
+    command = (sys.executable, "-c", stopped)
+    node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(15.0)), command=command)
+    with training_process() as pid:
+        case = HangCase(job="slurm-7", reason="waiting", ranks=((0, pid),))
+        taken = await node.evidence.collect(case)
+    assert taken.outcome == "killed"
+    text = (node.evidence.directory / taken.bundle / "summary.txt").read_text()
+    assert "THE COLLECTION HAS NOT ENDED" in text
+    assert re.search(rf"Ranks on this node: 1\n  rank 0, .*, pid {pid}, .*, sleeping", text), text
 
 
 def test_what_a_killed_collection_had_begun_ends_with_it(tmp_path: Path) -> None:
@@ -294,6 +326,55 @@ async def test_a_disk_that_is_nearly_full_is_a_refusal(tmp_path: Path) -> None:
     assert taken.outcome == "refused"
     assert "MiB are free" in taken.detail
     assert node.values(BUNDLES)["refused",] == 1
+
+
+@pytest.mark.parametrize(("ended", "asks"), [(0, True), (1, False)])
+def test_the_node_of_a_rank_0_that_has_ended_queries_ras(ended: int, *, asks: bool) -> None:
+    """No other node does, and its peers can tell that it is gone."""
+    ranks = (rank_state(9.0, rank=ended, ended=ExitKind.FAILED), rank_state(9.0, rank=2, pid=101))
+    found = case(dataclasses.replace(hang("slurm-1"), ranks=ranks))
+    assert found.ranks == ((2, 101),)
+    assert found.always_ask is asks
+
+
+@pytest.mark.parametrize(("hanging", "outcome"), [(8, "complete"), (9, "refused")])
+async def test_a_user_for_whom_processes_hang(tmp_path: Path, hanging: int, outcome: str) -> None:
+    """What cannot be killed does not add up with each hang, until the service may start nothing
+    else. What has ended counts no more.
+    """
+    node = Node(tmp_path)
+    with training_process() as pid, contextlib.ExitStack() as stack:
+        left = []
+        for _ in range(9):
+            process = stack.enter_context(subprocess.Popen(["sleep", "60"], process_group=0))
+            stack.callback(process.kill)
+            left.append(process)
+        node.evidence._left = {os.getuid(): [process.pid for process in left]}
+        for process in left[hanging:]:
+            process.kill()
+            process.wait()
+        taken = await node.evidence.collect(
+            HangCase(job="slurm-7", reason="waiting", ranks=((0, pid),))
+        )
+    assert taken.outcome == outcome
+    assert ("hangs and cannot be killed" in taken.detail) is (outcome == "refused")
+
+
+async def test_what_a_collection_leaves_is_remembered(tmp_path: Path) -> None:
+    """By the user of the ranks."""
+    answers = {"outcome": "partial", "detail": "", "kept": [], "user": 4321, "left": [os.getpgrp()]}
+    code = f"""
+import socket, sys
+from dshealthd.core import wire
+channel = socket.socket(fileno=int(sys.argv[1]))
+next(wire.frames(channel))
+channel.sendall(wire.pack({answers}))
+"""
+    node = Node(tmp_path, command=(sys.executable, "-c", code))
+    for _ in range(9):
+        assert node.evidence._hanging() == []
+        await node.evidence.collect(CASE)
+    assert node.evidence._hanging() == [4321]
 
 
 async def test_a_state_directory_that_is_not_there_is_a_failure(tmp_path: Path) -> None:

@@ -218,6 +218,25 @@ def test_py_spy_is_tried_again(tmp_path: Path, failures: int, problem: str) -> N
     assert (step.problem, step.value is None) == (problem, bool(problem))
 
 
+@pytest.mark.parametrize(
+    "numbers", [(None, None), (7, 1)], ids=["before Python 3.11", "in a pid namespace"]
+)
+def test_the_main_thread_is_the_one_told_of(
+    tmp_path: Path, numbers: tuple[int | None, int | None]
+) -> None:
+    """Its id on the node is not always known to py-spy; it lists the newest thread first."""
+    threads = [
+        {"os_thread_id": number, "thread_name": name, "frames": [{"name": name, "filename": "f"}]}
+        for number, name in zip(numbers, ("loader", "MainThread"), strict=True)
+    ]
+    program = tmp_path / "py-spy"
+    program.write_text(f"#!/bin/sh\necho '{json.dumps(threads)}'\n")
+    program.chmod(0o755)
+    with rank(tmp_path) as pid:
+        step, _ = spied(pid, str(program))
+    assert step.value["at"] == "f:0 MainThread"
+
+
 @pytest.mark.parametrize(("others", "shown"), [(127, 128), (128, 128)])
 def test_so_many_threads_are_shown(tmp_path: Path, others: int, shown: int) -> None:
     """Of a process with more threads the main one is among those that are."""

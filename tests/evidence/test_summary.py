@@ -115,7 +115,7 @@ def test_a_stopped_rank_is_named_where_there_are_no_heartbeats() -> None:
 def test_what_is_not_known_is_not_made_up() -> None:
     """Steps, states and stacks that nobody knows are said to be unknown, and nobody is accused."""
     found = CollectedEvidence(
-        case=HangCase(job="slurm-9", reason="waiting"), node="node-a", begun=0.0
+        case=HangCase(job="slurm-9", reason="waiting"), node="node-a", begun=0.0, finished=True
     )
     found.ranks = [RankEvidence("slurm-9", 5, 1)]
     text = summary.write(found)
@@ -206,6 +206,8 @@ def test_labels_with_quotes_and_braces_are_read() -> None:
 def test_rounds_of_the_probes() -> None:
     """What is known of each, in a line."""
     found = findings()
+    assert "Probe rounds of the last hour\n  unknown\n" in summary.write(found)
+    found.rounds = []
     assert "Probe rounds of the last hour\n  none\n" in summary.write(found)
     found.rounds = [{"kind": "light", "peer": "", "outcome": "ok", "nodes": ["a", "b"]}]
     assert "Probe rounds of the last hour\n  kind light, outcome ok\n" in summary.write(found)

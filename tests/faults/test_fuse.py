@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -12,9 +13,14 @@ from pathlib import Path
 import pytest
 
 from dshealthd.config import registry
-from dshealthd.linux.mounts import parse_served_by_users
+from dshealthd.core.host import Host
+from dshealthd.evidence import stacks
+from dshealthd.linux import forked, process_root
+from dshealthd.linux.forked import Emit
+from dshealthd.linux.mounts import parse_fuse
 from tests.agents import Scrape, running
 from tests.collectors.bench import sleeper
+from tests.evidence.steps import take
 from tests.fuse import PAGE, hung_mount
 from tests.jobs.machines import TORCH
 from tests.waiting import until
@@ -36,6 +42,23 @@ try:
 except PermissionError as error:
     print(error)
 """
+WITHOUT_FDINFO = f"""
+import os
+def refuse(path, limit=0):
+    raise PermissionError(13, "as before Linux 5.14", path)
+from dshealthd.linux import mounts
+mounts.read = refuse
+{LOOK}
+"""
+MAP = """
+import ctypes, os, sys, time
+libc = ctypes.CDLL(None)
+file = os.open(sys.argv[1], os.O_RDONLY)
+libc.mmap(None, ctypes.c_size_t(4096), 5, 2, file, ctypes.c_long(0))
+print(flush=True)
+time.sleep(600)
+"""
+"""Has Python's library mapped, as it seems."""
 POLL = """
 import ctypes, mmap, os, sys
 libc = ctypes.CDLL(None)
@@ -56,18 +79,18 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts, and runs process
 
 
 @pytest.mark.parametrize(("line", "served"), [
-    ("36 35 0:50 / /home/u/m rw,nosuid - fuse.sshfs u@h:/ rw,user_id=1000,group_id=5", {36: 1000}),
-    ("36 35 0:50 / /m rw shared:7 - fuse /dev/fuse rw,user_id=7,group_id=7,allow_other", {36: 7}),
-    ("36 35 0:50 / /m rw - fuse.juicefs fs rw,user_id=0,group_id=0,allow_other", {}),
-    ("36 35 0:50 / / rw - fuse.fuse-overlayfs fuse-overlayfs rw,user_id=0,group_id=0", {}),
-    ("36 35 0:50 / /m\\040-\\040fuse rw - nfs4 h:/ rw,user_id=1000", {}),
-    ("36 35 0:50 / /sys/fs/fuse/connections rw - fusectl none rw", {}),
-    ("36 35 8:1 / /m rw - fuseblk /dev/sda1 rw,user_id=0,group_id=0,allow_other", {}),
+    ("36 35 0:50 / /home/u/m rw,nosuid - fuse.sshfs u@h:/ rw,user_id=1000,group_id=5", [1000]),
+    ("36 35 0:50 / /m rw shared:7 - fuse /dev/fuse rw,user_id=7,group_id=7,allow_other", [7]),
+    ("36 35 0:50 / /m rw - fuse.juicefs fs rw,user_id=0,group_id=0,allow_other", [0]),
+    ("36 35 0:50 / / rw - fuse.fuse-overlayfs fuse-overlayfs rw,user_id=0,group_id=0", [0]),
+    ("36 35 0:50 / /m\\040-\\040fuse rw - nfs4 h:/ rw,user_id=1000", []),
+    ("36 35 0:50 / /sys/fs/fuse/connections rw - fusectl none rw", []),
+    ("36 35 0:50 / /m rw - fuseblk /dev/sda1 rw,user_id=0,group_id=0,allow_other", [0]),
 ])  # fmt: skip
-def test_mounts_that_users_serve(line: str, served: dict[int, int]) -> None:
-    """Those of root, and the root of a container that root runs, are read as any other."""
+def test_mounts_that_processes_serve(line: str, served: list[int]) -> None:
+    """Each with its user."""
     text = f"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n{line}\n24 22 0:5 / /proc rw - proc proc rw\n"
-    assert parse_served_by_users(text.encode()) == served
+    assert parse_fuse(text.encode()) == [(36, b"0:50", user) for user in served]
 
 
 @as_root
@@ -97,6 +120,91 @@ def test_nothing_there_is_asked(public_path: Path, path: str) -> None:
                 reader.kill()
                 pytest.fail("it asks the mount, and hangs")
             assert answer in printed
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("how", "program"),
+    [((), WITHOUT_FDINFO), (("namespace",), LOOK)],
+    ids=["before Linux 5.14", "in a user namespace"],
+)
+def test_what_is_not_served_by_root(public_path: Path, how: tuple[str, ...], program: str) -> None:
+    """In a user namespace its user is root, by that namespace's numbers."""
+    (public_path / "file").write_text("content")
+    mount = public_path / "mount"
+    with (
+        contextlib.ExitStack() as readers,
+        hung_mount(mount, 0 if how else USER, *how) as server,
+        sleeper(USER, {"HOME": "/"}) as other,
+    ):
+        pid = server if how else other
+        for path, answer in ((public_path / "file", "b'content'"), (mount / "x", "is on a FUSE")):
+            command = [sys.executable, "-c", program, str(pid), str(path)]
+            reader = readers.enter_context(
+                subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            )
+            try:
+                printed, _ = reader.communicate(timeout=60)
+            except subprocess.TimeoutExpired:
+                reader.kill()
+                pytest.fail("it asks the mount, and hangs")
+            assert answer in printed
+
+
+@as_root
+def test_what_root_serves_is_read_in_a_user_namespace(public_path: Path) -> None:
+    """A container sees the node's mounts by its own numbers; root's are known by device."""
+    command = "unshare", "--user", "--map-root-user", "--mount", "sleep", "600"
+    with hung_mount(public_path / "mount", 0), subprocess.Popen(command) as inside:
+        try:
+            proc = Path(f"/proc/{inside.pid}")
+            until(lambda: (proc / "comm").read_text() == "sleep\n")
+            assert " - fuse.hung " in (proc / "mountinfo").read_text()
+            place = os.open(proc, os.O_PATH | os.O_DIRECTORY)
+            assert process_root._served(place, USER) == {}
+            os.close(place)
+        finally:
+            inside.kill()
+
+
+@as_root
+def test_py_spy_asks_no_mount(public_path: Path) -> None:
+    """It would open Python's library, and no signal would end it."""
+    with (
+        contextlib.ExitStack() as started,  # ends last: what hangs ends with the mount alone
+        hung_mount(public_path / "mount", USER),
+    ):
+        rank = started.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", MAP, str(public_path / "mount" / PAGE)],
+                stdout=subprocess.PIPE,
+            )
+        )
+        started.callback(rank.kill)
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        step, files = take(
+            functools.partial(
+                stacks.collect, host=Host(), pid=rank.pid, rank=0, program=stacks.find_py_spy()
+            ),
+            seconds=20.0,
+        )
+    assert f"is on a FUSE mount of user {USER}" in step.problem
+    assert files == {}
+
+
+@as_root
+def test_what_a_step_has_started_is_left(public_path: Path) -> None:
+    """A step ends at its deadline, what it has started may not: that is known."""
+
+    def read(_emit: Emit) -> None:
+        subprocess.run(["cat", str(public_path / "mount" / PAGE)], check=False)
+
+    with hung_mount(public_path / "mount", USER):
+        step, _ = take(read, seconds=2.0)
+        assert step.left
+        assert forked.remains(step.left)
+    until(lambda: not forked.remains(step.left))
 
 
 @as_root

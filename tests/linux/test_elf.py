@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dshealthd.linux import elf
 from dshealthd.linux.elf import SYMBOLS_LIMIT, constants, functions
 
 MAGIC = b"\x7fELF\x02\x01\x01"
@@ -94,6 +95,25 @@ def test_functions(tmp_path: Path) -> None:
     assert read(tmp_path, whole, "ncclSend", "ncclRecv") == {"ncclSend": 0x10}
     assert read(tmp_path, library(b"pncclSend"), "ncclSend") == {}
     assert read(tmp_path, library(b"ncclSend", value=0x2000), "ncclSend") == {}
+
+
+@pytest.mark.parametrize(("times", "found"), [(64, 64), (65, 64)])
+def test_places_of_a_name_are_bounded(times: int, found: int) -> None:
+    """Of a table of 64 MiB that repeats one name the places would take ten times as much memory."""
+    assert len([*elf._places(b"ncclSend\0" * times, {"ncclSend"})]) == found
+
+
+def test_a_function_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of thousands of symbols, each sought in thousands of segments, take no minutes."""
+    reads, pread = list[tuple[int, ...]](), os.pread
+
+    def counted(*where: int) -> bytes:
+        reads.append(where)
+        return pread(*where)
+
+    monkeypatch.setattr(os, "pread", counted)
+    assert read(tmp_path, library(*[b"ncclSend"] * 1000), "ncclSend") == {"ncclSend": 0}
+    assert len(reads) < 10
 
 
 @given(st.integers(0, 400), st.binary(max_size=80))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import selectors
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from dshealthd.linux import forked
 from dshealthd.linux.forked import Emit, Ended, Missing, Pool
 from tests import frozen
 from tests.evidence.steps import take
@@ -189,6 +191,25 @@ def test_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 <= len(ticks) <= (time.monotonic() - began) * 5 + 3
 
 
+def test_out_of_processes_they_wait_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cgroup that holds no more processes lets fewer run; without any it is an error."""
+    pool, fork, most = Pool(), os.fork, 2
+
+    def limited() -> int:
+        if len(pool.names) >= most:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    monkeypatch.setattr(os, "fork", limited)
+    for number in range(5):
+        pool.start(str(number), lambda _emit: 1, 60.0)
+    assert [ended.value for ended in pool.ended()] == [1] * 5
+    most = 0
+    with pytest.raises(BlockingIOError):
+        pool.start("one too many", lambda _emit: 1, 60.0)
+    pool.close()
+
+
 def test_more_than_run_at_once_wait_their_turn() -> None:
     """A deadline counts from a function's own start, and no more run at a time than asked for."""
 
@@ -230,7 +251,9 @@ def test_processes_that_cannot_be_killed_are_left_and_named(mount: frozen.Mount)
     finally:
         mount.thaw()
     assert watch.seconds() < 8.5
-    assert found["quick"].value == 1
+    assert (found["quick"].value, found["quick"].left) == (1, 0)
     for name in stuck:
         assert "cannot be killed" in found[name].problem
+        assert found[name].left
         os.waitpid(-1, 0)  # thawed, it takes the signal
+    assert not any(forked.remains(found[name].left) for name in stuck)

@@ -24,7 +24,7 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.linux import process_root
 from dshealthd.linux.credentials import User, assumed, is_secure, parse_user
-from dshealthd.linux.process_root import Root, user_of
+from dshealthd.linux.process_root import Root
 from dshealthd.linux.regular_files import Irregular
 from tests.collectors.bench import sleeper
 
@@ -310,8 +310,6 @@ def test_a_set_user_id_program_is_refused(place: Path) -> None:
     # of several types
     with subprocess.Popen([str(program), "600"], **others) as child:  # type: ignore[call-overload]
         try:
-            with pytest.raises(PermissionError, match="more than one user"):
-                user_of(HOST, child.pid)
             with pytest.raises(PermissionError, match="more than one user"):
                 Root.of_process(HOST, child.pid)
         finally:

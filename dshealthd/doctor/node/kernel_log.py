@@ -16,7 +16,7 @@ from dshealthd.findings.options import FindingsOptions
 from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
 from dshealthd.linux import kernel_lines
-from dshealthd.linux.kmsg import KERNEL, KernelLogReader
+from dshealthd.linux.kmsg import KERNEL, KernelLogReader, kernel_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ def last_hour(context: NodeContext) -> Iterator[Result]:
     if context.document.get("source") == "agent" or not os.path.exists(device):
         return
     reader, parser = KernelLogReader(device, time.monotonic), kernel_lines.EventParser()
-    now = time.clock_gettime(time.CLOCK_MONOTONIC)
+    now = kernel_clock()
     events: deque[Event] = deque()
     try:
         for record in reader.read(MOST, SECONDS):
