@@ -86,6 +86,7 @@ class ProbeService:
         monotonic: Callable[[], float],
         wall: Callable[[], float],
         summary: Callable[[], dict[str, Any]],
+        collect: Callable[[Iterable[str]], None] | None = None,
         hostname: Callable[[], str] = hostname,
         waited: Callable[[], float | None] = starvation.starved_seconds,
     ) -> None:
@@ -93,11 +94,11 @@ class ProbeService:
 
         `state` is the directory for files that outlive the agent. `summary` returns what this node
         reports about itself to other members, `waited` the seconds that the agent has waited for a
-        CPU.
+        CPU. `collect` has collectors look at once, by name.
         """
         self.options = options
         self._host = host
-        gpus = GpuOccupancy(snapshot, monotonic)
+        gpus = GpuOccupancy(snapshot, monotonic, collect)
         self._state = ProbeState(
             options=options,
             local_membership=LocalMembership(options.members, hostname, monotonic),

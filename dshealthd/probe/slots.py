@@ -349,9 +349,9 @@ class SlotRunner:
         if plan.kind is RoundKind.LIGHT:
             return await self.rounds.lead(plan.light())
         reason = (
-            self.node.objection(plan)
+            await self.node.objection(plan)
             if steps is not None
-            else self.node.obstacle(scheduled=epoch != ON_DEMAND)
+            else await self.node.obstacle(scheduled=epoch != ON_DEMAND)
         )
         return await self.rounds.lead(plan.light() if reason else plan, reason)
 
@@ -406,7 +406,7 @@ class SlotRunner:
     async def _local(self, epoch: int) -> None:
         gpus, begin = self._state.gpus.count(), self._state.monotonic()
         plan = local_plan(self._me, gpus, epoch)
-        reason = self.node.obstacle(scheduled=epoch != ON_DEMAND)
+        reason = await self.node.obstacle(scheduled=epoch != ON_DEMAND)
         if reason or self._state.worker_pool is None:
             findings = RoundResult(Outcome.DECLINED, Stage.INVITE, reason=reason)
             self._state.metrics.skip(reason)
@@ -430,8 +430,6 @@ class SlotRunner:
         if observation.epoch != ON_DEMAND:
             self._recent.append(observation)
         if observation.backend == Backend.NCCL:
-            now = self._state.monotonic()
-            self._state.gpus.used(now - report.seconds, now)
             if observation.timings:
                 self._state.policy.spend(
                     gpu_seconds(report.plan, observation.timings),
