@@ -95,7 +95,11 @@ class Rounds:
             self._leave(active)
         if active.has_given_way:
             return None
-        if result.outcome is Outcome.DECLINED and result.reason not in WHOLE:
+        if (
+            result.outcome is Outcome.DECLINED
+            and result.reason not in WHOLE
+            and plan.kind is not RoundKind.LIGHT  # whatever a later release declines it for
+        ):
             return await self.lead(plan.light(), result.reason)
         return self._end(active, result)
 
