@@ -19,6 +19,7 @@ from dshealthd import __version__
 from dshealthd.core import state_writer
 from dshealthd.core.schema import SchemaError
 from dshealthd.core.sockets import listen_address
+from dshealthd.core.timing import Backoff
 from dshealthd.probe.hung_jobs import Neighborhood
 from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.members.schedule import Timetable, epoch_at, root_order
@@ -51,7 +52,6 @@ from dshealthd.probe.rounds.plan import (
 from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.verdicts.confirmation import Confirmations
 from dshealthd.probe.verdicts.detector import Detector
-from dshealthd.probe.workers.fork_server import DEADLINE
 from dshealthd.probe.workers.store import LocalStore
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ TAKE_OVER = 2.0
 """Seconds of silence after which the other member leads, but at most a fifth of the period."""
 JITTER = 1.0
 """Seconds over which the pairs of an epoch spread their starts, at most a fifth of the period."""
+IMPORT_RETRIES = Backoff(first=60.0, limit=3600.0)
+"""Waits until torch's version is asked for again: each check of an environment reads all of it."""
 LOCAL_EVERY = 60
 """Epochs between scheduled local rounds of one node."""
 SAVE_EVERY = 300.0
@@ -172,15 +174,15 @@ class SlotRunner:
             log.warning("probe: this node has another name in the new list of members")
 
     async def _restore(self) -> None:
-        """Read the baselines of this software. Which torch it has is known once that is imported;
-        meanwhile rounds are light.
+        """Read the baselines of this software. Which torch it has is known once that is imported,
+        which may have to wait for a file system; meanwhile rounds are light.
         """
         stamp, pool = f"dshealthd {__version__}", self._state.worker_pool
-        reason = "" if pool is None else await pool.prepare(PREPARATION)
-        while pool is not None and reason == DEADLINE:
-            await asyncio.sleep(PREPARATION)
-            reason = await pool.prepare(PREPARATION)
-        if pool is not None and not reason:
+        if pool is not None:
+            failures = 0
+            while await pool.prepare(PREPARATION):
+                failures += 1
+                await asyncio.sleep(IMPORT_RETRIES.after(failures))
             stamp += f" torch {pool.about.get('torch', '')} cuda {pool.about.get('cuda', '')}"
         self.baselines.stamp = stamp
         try:
