@@ -64,7 +64,7 @@ PARENT_IDLE = 120.0
 RETRY = 5.0
 """Seconds between attempts to start."""
 MAX_FILE = 1 << 24
-"""Bytes of the file of baselines, three times what `MAX_CLASSES` of `KEPT` values take."""
+"""Bytes of a state file: three times what `MAX_CLASSES` baselines of `KEPT` values take."""
 READ_DEADLINE = 10.0
 """Timeout in seconds for reading the key; the reason is known then."""
 
@@ -104,7 +104,9 @@ class ProbeService:
             local_membership=LocalMembership(options.members, hostname, monotonic),
             gpus=gpus,
             policy=Policy(options.policy, gpus, monotonic),
-            absences=Absences(snapshot, wall),
+            absences=Absences(
+                snapshot, wall, StateFile(state, "probe-absences", MAX_FILE, durable=True)
+            ),
             hung_jobs=HungJobs(summary, monotonic),
             worker_pool=WorkerPool(
                 str(options.python),
@@ -242,6 +244,7 @@ class ProbeService:
             log.error("probe: %s", self._problem, exc_info=error)
 
     async def _run(self) -> None:
+        await self._state.absences.restore()
         while True:
             try:
                 running = await self._set_up()
