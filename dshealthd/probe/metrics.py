@@ -74,7 +74,7 @@ CLOCK_OFFSET = gauge(
 DISAGREES = gauge(
     "dshealthd_probe_peer_disagrees",
     "1 if no round with this member was possible, last time, because the two nodes differ in "
-    "clock, member list, names or version, or its name is unknown here.",
+    "clock, key, member list, names or version, or its name is unknown here.",
     *("peer", "reason"),
 )
 SUSPECT = gauge(

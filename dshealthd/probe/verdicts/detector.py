@@ -4,8 +4,8 @@ A part that is flagged with two of the last three peers becomes suspicious. Extr
 members known to be well confirm it. Then the cause that explains most is accused: the leaf, if the
 neighbors report the same about themselves; otherwise a rail, a GPU or the node; the link, if one
 pair is bad and both its ends are well with others. Each agent accuses its own node and its own
-links, and other nodes only if they cannot report for themselves. Declined and inconclusive rounds
-accuse nobody.
+links, and other nodes only if they cannot report for themselves. Rounds that are declined,
+unauthorized or inconclusive accuse nobody.
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ BUSY = "already_testing"
 INTERMITTENT = "intermittent"
 """The reason of an accusation because of short outages."""
 SLOW = "slow"
+_ANSWERS = frozenset({Outcome.DECLINED, Outcome.UNAUTHORIZED})
+"""Outcomes that show that a peer is reached, and accuse nobody: it has other work, or the two are
+set up differently.
+"""
 _SILENCES = frozenset({Outcome.UNREACHABLE, Outcome.HUNG})
 _CALM = 0.6
 """Share of the way from 1 to the limit below which a timing counts as good. The threshold that ends
@@ -130,10 +134,10 @@ class Detector:
         if scheduled:
             # Even if it is lower: the clock was wrong and has been corrected.
             self._epoch = observation.epoch
-        if observation.outcome in {Outcome.DECLINED, Outcome.INCONCLUSIVE}:
+        if observation.outcome in {*_ANSWERS, Outcome.INCONCLUSIVE}:
             if peer:
                 self._company.rest(peer, observation.at, busy=observation.reason == BUSY)
-                if observation.outcome is Outcome.DECLINED and led:
+                if observation.outcome in _ANSWERS and led:
                     self._clear_unreached(peer)
             else:
                 # The policy denied the GPUs to the local round that distinguishes an adapter from
@@ -190,7 +194,7 @@ class Detector:
             self._company.record_report(
                 replace(pair.first, number=self._number, epoch=self._epoch, told=told)
             )
-            well = observation.outcome in {Outcome.OK, Outcome.DECLINED}
+            well = observation.outcome in {Outcome.OK, *_ANSWERS}
             pair.words[asked] = self._epoch, well
             if told is not None and accuses_itself(told, REACH, self._high):
                 del self._pairs[peer]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dshealthd.probe.verdicts.company import Company
     from dshealthd.probe.verdicts.signals import Investigation, Measurement, Signal
 
-_CUT_OFF = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED})
+_CUT_OFF = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED})
 _MOST = 12
 """Rounds of an investigation after which an undecided cause is called ambiguous."""
 _ALIKE = 1.15
