@@ -105,7 +105,9 @@ class SlotRunner:
         self.confirmations = Confirmations(
             options.policy.confirmations_per_minute, self._confirm, state.monotonic
         )
-        self.detector = Detector(self._me, membership.leaves, baselines, state.wall)
+        self.detector = Detector(
+            self._me, membership.leaves, baselines, state.wall, state.absences.names
+        )
         _, port = listen_address(options.peer.listen_address)
         resolver = Resolver(monotonic=state.monotonic)
         self.client = PeerClient(

@@ -49,7 +49,7 @@ from dshealthd.probe.verdicts.signals import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from dshealthd.probe.verdicts.baseline import Baselines
 
@@ -88,13 +88,15 @@ class Detector:
         leaves: Mapping[str, str],
         baselines: Baselines,
         wall: Callable[[], float],
+        absent: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """`leaves` has every member, with "" if its leaf is not known. `wall` returns Unix time in
-        seconds.
+        seconds, `absent` the members in maintenance: they are not asked, and no link to them is
+        suspected.
         """
         self._me = me
         self._baselines = baselines
-        self._wall = wall
+        self._wall, self._absent = wall, absent
         self._high = 1 + baselines.slow_ratio
         self._company = Company(me, leaves, self._high)
         self._history: dict[Signal, SignalHistory] = {}
@@ -406,7 +408,7 @@ class Detector:
 
     def _judge(self, pair: PairSuspicion) -> None:
         """Accuse a pair's link, or its other end, or this node, if that is known by now."""
-        if pair.is_stale(self._epoch):
+        if pair.is_stale(self._epoch) or pair.peer in self._absent():
             del self._pairs[pair.peer]
             return
         if any(self._of(signal).investigation for signal in pair.signals) or (
@@ -428,7 +430,8 @@ class Detector:
             self._company.record_gone(pair.peer)
 
     def _unreached(self) -> set[str]:
-        return {*self._gone, *(pair.peer for pair in self._pairs.values() if pair.unreached)}
+        silent = (pair.peer for pair in self._pairs.values() if pair.unreached)
+        return {*self._gone, *silent, *self._absent()}
 
     def _request(self) -> tuple[Confirmation, ...]:
         """Return the extra round that the detector needs next, unless one is pending."""
