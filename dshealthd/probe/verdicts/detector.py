@@ -75,6 +75,10 @@ _STEADY = 8
 """The same for an intermittent fault, where good rounds and bad ones alternate."""
 _PENDING = 30.0
 """Seconds after which an extra round that has not taken place is given up."""
+_BOOT = 900.0
+"""Seconds for which an agent that nobody has answered yet does not blame its node: after a power
+cut, GPU servers take minutes to boot, each at its own pace.
+"""
 _HELD = 4
 """Epochs for which another node stays a suspect without new evidence: others meet it meanwhile."""
 
@@ -107,6 +111,9 @@ class Detector:
         """Nodes that nobody reaches: the accusation, and the epoch of the last evidence."""
         self._pending: dict[tuple[str, ...], float] = {}
         """Members of the requested extra rounds, and the time of each request."""
+        self._begun = wall()
+        self._answered = False
+        """Whether any other member has answered this agent yet."""
         self._epoch = -1
         self._number = 0
         self._told: PeerReport | None = None
@@ -136,6 +143,8 @@ class Detector:
         if scheduled:
             # Even if it is lower: the clock was wrong and has been corrected.
             self._epoch = observation.epoch
+        if peer and observation.outcome not in {*_SILENCES, Outcome.INCONCLUSIVE}:
+            self._answered = True
         if observation.outcome in {*_ANSWERS, Outcome.INCONCLUSIVE}:
             if peer:
                 self._company.rest(peer, observation.at, busy=observation.reason == BUSY)
@@ -361,7 +370,7 @@ class Detector:
         for signal, history in self._history.items():
             investigation = history.investigation
             if investigation is None:
-                if history.suspicious():
+                if self._is_suspicious(history):
                     history.investigation = Investigation(tuple(history.window), round.at)
                 continue
             if investigation.verdict:
@@ -380,6 +389,13 @@ class Detector:
             for name, (suspect, since) in self._gone.items()
             if 0 <= self._epoch - since <= _HELD
         }
+
+    def _is_suspicious(self, history: SignalHistory) -> bool:
+        """Return whether a signal's last rounds make it suspicious: not while nobody has answered
+        this agent yet, because the others may still be booting.
+        """
+        boots = not self._answered and 0 <= self._wall() - self._begun < _BOOT
+        return history.suspicious() and not (boots and history.signal == REACH)
 
     def _review(self, history: SignalHistory, investigation: Investigation) -> None:
         """Clear a suspect, or correct the accusation."""
@@ -494,7 +510,8 @@ class Detector:
         for signal in (REACH, RUN, OWN_NODE):
             history = self._history.get(signal)
             if history is not None and (
-                history.suspicious() or (history.investigation and history.investigation.verdict)
+                self._is_suspicious(history)
+                or (history.investigation and history.investigation.verdict)
             ):
                 return HARD
         parts: dict[str, float] = {}
