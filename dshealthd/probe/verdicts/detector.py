@@ -75,9 +75,9 @@ _STEADY = 8
 """The same for an intermittent fault, where good rounds and bad ones alternate."""
 _PENDING = 30.0
 """Seconds after which an extra round that has not taken place is given up."""
-_BOOT = 900.0
-"""Seconds for which an agent that nobody has answered yet does not blame its node: after a power
-cut, GPU servers take minutes to boot, each at its own pace.
+_BOOT = 600.0
+"""Seconds for which an agent that nobody has answered yet does not blame its node: servers that are
+switched on together, as after a power cut, boot within ten minutes of each other.
 """
 _HELD = 4
 """Epochs for which another node stays a suspect without new evidence: others meet it meanwhile."""
@@ -320,7 +320,7 @@ class Detector:
         ):
             # A round that the peer is to blame for says nothing of this node; but that a peer
             # refuses after a silence shows that it was booted.
-            self._company.log.append(Met(round, light, ratio, bool(bad), silent))
+            self._company.log.append(Met(round, light, ratio, bad, silent))
         if observation.outcome is Outcome.OK and round.led:
             self._gone.pop(peer, None)
         elif peer in self._gone and hard == REACH and round.led:
@@ -338,6 +338,12 @@ class Detector:
             self._pairs.pop(peer, None)
             self._ended.pop(peer, None)
             return
+        opinion = None if told is None or pair is None else pair.opinion(told, self._me)
+        if pair is not None and opinion is not None:
+            if opinion < self._high:
+                del self._pairs[peer]  # usual for the peer: the two are unlike
+                return
+            pair.agreed += 1
         if late == (self._me,) and hard == RUN:
             return  # the peer waited for this node
         reason = reason_of(bads.values()) if bads else ""
@@ -424,7 +430,11 @@ class Detector:
 
     def _judge(self, pair: PairSuspicion) -> None:
         """Accuse a pair's link, or its other end, or this node, if that is known by now."""
-        if pair.is_stale(self._epoch) or pair.peer in self._absent():
+        if (
+            pair.is_stale(self._epoch)
+            or pair.peer in self._absent()
+            or (not pair.hard and pair.is_one_of_many(self._company))
+        ):
             del self._pairs[pair.peer]
             return
         if any(self._of(signal).investigation for signal in pair.signals) or (
