@@ -79,7 +79,9 @@ class ThisNode:
             return NO_PYTHON
         policy = self._state.policy
         if policy.objection(scheduled=scheduled, asked=asked) in {"", BUSY}:
-            await self._state.gpus.look()  # what kept them busy may be over, as a round of its own
+            await (
+                self._state.gpus.refresh()
+            )  # what kept them busy may be over, as a round of its own
         if reason := policy.objection(scheduled=scheduled, asked=asked):
             return reason
         if not worker_pool.ready:

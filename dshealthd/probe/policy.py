@@ -37,9 +37,9 @@ ASKED_SAVED = 600.0
 """Seconds over which that share accumulates: a hung node takes several rounds of 5 to 12 s until it
 is confirmed.
 """
-LOOK = 1.0
-"""Seconds to look at this node before a round: half of what an invitation waits for its answer
-(`client.ANSWER`).
+REFRESH = 1.0
+"""Seconds for the collectors to look before a round: half of what an invitation waits for its
+answer (`client.ANSWER`).
 """
 LONGEST = 30.0
 """Seconds that one round can cost at most: an agent that was stopped meanwhile counts as long."""
@@ -60,7 +60,7 @@ class GpuOccupancy:
         self._collect = collect
         self._asked = float("-inf")
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Have the collectors look for processes now, and wait for it: between two of their looks
         a job may have started. In vain where ranks are known to run, or a driver hangs.
         """
@@ -69,7 +69,7 @@ class GpuOccupancy:
         self._asked = self._monotonic()
         names = gpu_processes.GpuProcesses.name, job_environment.JobEnvironment.name
         self._collect(names)
-        await holds(lambda: all(map(self._is_current, names)), LOOK)
+        await holds(lambda: all(map(self._is_current, names)), REFRESH)
 
     def count(self) -> int:
         """Return the number of GPUs that NVML reported; 0 if unknown."""

@@ -153,7 +153,7 @@ async def test_collectors_look_before_a_round(
 
     gpus = GpuOccupancy(shot, time.monotonic, collect)
     assert gpus.objection() == ""
-    await gpus.look()
+    await gpus.refresh()
     assert gpus.objection() == objection
 
 
@@ -171,7 +171,7 @@ async def test_a_look_takes_a_second_at_most(name: str, seconds: float, *, known
                 asyncio.get_running_loop().call_later(delay, shot.put, each, shot[each].result)
 
         gpus = GpuOccupancy(shot, time.monotonic, collect)
-        await gpus.look()
+        await gpus.refresh()
         assert gpus.objection() == ("" if known or name not in telling else UNKNOWN)
 
 
@@ -180,7 +180,7 @@ async def test_no_look_beside_a_training() -> None:
     shot, asked = idle_node(), list[str]()
     shot.put("job_environment", found(RANKS(4, "run-1", "r")))
     gpus = GpuOccupancy(shot, time.monotonic, asked.extend)
-    await gpus.look()
+    await gpus.refresh()
     assert (gpus.objection(), asked) == (BUSY, [])
 
 

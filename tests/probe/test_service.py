@@ -165,7 +165,7 @@ async def test_an_agent_s_probes_have_collectors_look(tmp_path: Path) -> None:
     await probes.apply(config)
     try:
         assert probes._running is not None
-        await probes._running._state.gpus.look()
+        await probes._running._state.gpus.refresh()
     finally:
         await probes.close()
     assert asked == ["gpu_processes", "job_environment"]
