@@ -53,7 +53,7 @@ def test_port_refused_by_firewall(light: Probing) -> None:
 
 @pytest.mark.parametrize(
     ("differs", "reason", "lists"),
-    [(other_key, "rejected", 1), (other_members, "members_differ", 2)],
+    [(other_key, "key", 1), (other_members, "members_differ", 2)],
 )
 def test_what_differs(
     light: Probing,

@@ -143,7 +143,7 @@ async def test_wrong_key(tmp_path: Path) -> None:
     """
     async with agents(tmp_path, 3, keys={NAMES[2]: OTHER_KEY}) as members:
         one, two, wrong = members
-        say = "probe_peer_disagrees", wrong.name, "rejected"
+        say = "probe_peer_disagrees", wrong.name, "key"
         await eventually(lambda: all(agent.value(*say) for agent in (one, two)))
         await eventually(lambda: wrong.value("probe_peer_disagrees") == 2)
         begun = one.wall() // PERIOD

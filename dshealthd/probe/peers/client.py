@@ -23,9 +23,7 @@ from dshealthd.probe.peers.protocol import (
     DEFECT,
     MAX_MESSAGE,
     OK,
-    REJECTED,
     TIMED_OUT,
-    UNSIGNED,
     FrameError,
     Hello,
     PeerError,
@@ -154,7 +152,8 @@ class PeerClient:
             frame = await _send(link, link.session.sign("request", request), on_timeout)
             content = link.session.verified("answer", frame)
             if content is None:
-                raise PeerError(Outcome.UNAUTHORIZED, UNSIGNED if frame else REJECTED)
+                reason = "answer_not_signed" if frame else "rejected"
+                raise PeerError(Outcome.UNAUTHORIZED, reason)
             return content
         finally:
             self._pool.release(link, peer, keep=content is not None)

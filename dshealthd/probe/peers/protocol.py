@@ -33,8 +33,6 @@ MAX_MESSAGE = 65536
 OK = "ok"
 TIMED_OUT = "timed_out"
 DEFECT = "peer_error"
-UNTRUSTED = REJECTED, UNSIGNED = "rejected", "answer_not_signed"
-"""Reasons of a call that is unauthorized: the peer, or this node, does not know the other's key."""
 _LENGTH = struct.Struct(">I")
 _MAC = hashlib.sha256().digest_size
 _CHALLENGE = re.compile(r"[0-9a-f]{32}")

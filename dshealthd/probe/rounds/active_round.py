@@ -9,7 +9,7 @@ from typing import Any
 from dshealthd.linux.starvation import LoopLag
 from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.observation import Observation, PeerReport, RoundPlan, Stage
-from dshealthd.probe.peers.protocol import UNTRUSTED, Rejection
+from dshealthd.probe.peers.protocol import Rejection
 from dshealthd.probe.peers.resolver import NAME_UNKNOWN
 from dshealthd.probe.workers.job import RankResult
 from dshealthd.probe.workers.store import LocalStore
@@ -37,7 +37,7 @@ DISAGREEMENTS = frozenset(
         Rejection.SENDER,
         Rejection.SELF,
         Rejection.ADDRESS,
-        *UNTRUSTED,
+        Rejection.KEY,
     }
 )
 """Reasons that lie in how two nodes are set up, not in their hardware or network."""
