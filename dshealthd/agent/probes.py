@@ -33,16 +33,18 @@ class Probes:
         verdict: Callable[[], Verdict],
         jobs: Callable[[], Iterable[Mapping[str, Any]]],
         hours: Callable[[], str],
+        collect: Callable[[Iterable[str]], None],
         monotonic: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
         """Prepare; `apply` starts.
 
         `verdict`, `jobs` and `hours` return this node's state and that of its last 24 hours for
-        requests of other members.
+        requests of other members. `collect` has collectors look at once, by name.
         """
         self._snapshot = snapshot
         self._verdict, self._jobs, self._hours = verdict, jobs, hours
+        self._collect = collect
         self._monotonic = monotonic
         self._wall = wall
         self._running: ProbeService | None = None
@@ -79,6 +81,7 @@ class Probes:
                 monotonic=self._monotonic,
                 wall=self._wall,
                 summary=summary,
+                collect=self._collect,
             )
             self._fleet = fleet_of(self._running, summary)
             self._running.start()

@@ -39,7 +39,7 @@ OF_LINKS = {
     "ambiguous": "no third node can tell whether one of its ends or the path is the culprit",
 }
 """Why a link or an adapter is a suspect, in words."""
-FAILED = frozenset(("hung", "failed", "unreachable", "refused", "unauthorized", "intermittent"))
+FAILED = frozenset(("hung", "failed", "unreachable", "refused", "intermittent"))
 """Reasons of a suspect that mean probes do not get through."""
 
 

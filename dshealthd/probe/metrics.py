@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.collector import Buckets, counter, gauge, histogram
 from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import Outcome, RoundKind
+from dshealthd.probe.peers.protocol import Rejection
 from dshealthd.probe.rounds.active_round import DISAGREEMENTS
 from dshealthd.probe.rounds.plan import PAYLOAD
 from dshealthd.probe.workers.job import BANDWIDTH as LARGE
@@ -74,7 +75,7 @@ CLOCK_OFFSET = gauge(
 DISAGREES = gauge(
     "dshealthd_probe_peer_disagrees",
     "1 if no round with this member was possible, last time, because the two nodes differ in "
-    "clock, member list, names or version, or its name is unknown here.",
+    "clock, key, member list, names or version, or its name is unknown here.",
     *("peer", "reason"),
 )
 SUSPECT = gauge(
@@ -171,8 +172,10 @@ class RoundMetrics:
             self._met = peer if observation.outcome is Outcome.OK else ""
         if report.offset is not None:
             _put_latest(self._offsets, peer, report.offset)
-        if observation.outcome is not Outcome.OK and observation.reason in DISAGREEMENTS:
-            _put_latest(self._disagreeing, peer, observation.reason)
+        unauthorized = observation.outcome is Outcome.UNAUTHORIZED
+        differs = Rejection.KEY if unauthorized else observation.reason
+        if observation.outcome is not Outcome.OK and differs in DISAGREEMENTS:
+            _put_latest(self._disagreeing, peer, differs)
         elif observation.outcome is Outcome.OK:
             self._disagreeing.pop(peer, None)
         self.rounds.append(_entry(report, peer))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.probe.members.schedule import epoch_at
 from dshealthd.probe.observation import ON_DEMAND
 from dshealthd.probe.peers.protocol import PeerError
+from dshealthd.probe.policy import BUSY
 from dshealthd.probe.rounds.plan import job
 
 if TYPE_CHECKING:
@@ -63,21 +64,25 @@ class ThisNode:
         """Return what this node's detector reports to peers."""
         return self._detector.report()
 
-    def objection(self, plan: RoundPlan) -> str:
+    async def objection(self, plan: RoundPlan) -> str:
         """Return why this node may not run another node's plan now, as a slug, or empty."""
-        if reason := self.obstacle(scheduled=plan.epoch != ON_DEMAND, asked=True):
+        if reason := await self.obstacle(scheduled=plan.epoch != ON_DEMAND, asked=True):
             return reason
         return GPUS_DIFFER if plan.ranks > (self._state.gpus.count() or 1) else ""
 
-    def obstacle(self, *, scheduled: bool, asked: bool = False) -> str:
+    async def obstacle(self, *, scheduled: bool, asked: bool = False) -> str:
         """Return why this node may not take part in a round with workers now, as a slug. Empty if
         it may. If the worker pool is not prepared yet, start preparing it.
         """
         worker_pool = self.workers
         if worker_pool is None:
             return NO_PYTHON
-        reason = self._state.policy.objection(scheduled=scheduled, asked=asked)
-        if reason:
+        policy = self._state.policy
+        if policy.objection(scheduled=scheduled, asked=asked) in {"", BUSY}:
+            await (
+                self._state.gpus.refresh()
+            )  # what kept them busy may be over, as a round of its own
+        if reason := policy.objection(scheduled=scheduled, asked=asked):
             return reason
         if not worker_pool.ready:
             return self._prepare(worker_pool)

@@ -134,7 +134,9 @@ class Timing:
     """GPU index or adapter that was timed; empty for the whole member."""
 
 
-Timings = Annotated[tuple[Timing, ...], Array(schema.of(Timing), 128)]
+Timings = Annotated[tuple[Timing, ...], Array(schema.of(Timing), 8 * MAX_SIZES)]
+"""Of the rails of a node with eight GPUs at most, if all sizes are measured that a round may have.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,8 +105,9 @@ class PolicyOptions:
 
     gpus: Literal["idle", "always", "never"] = option(
         "idle",
-        "When rounds may use the GPUs: while no process computes on any GPU of the node and no "
-        "rank of a job runs there, always, or never. Unknown counts as busy.",
+        "When rounds may use the GPUs: while no process computes on any GPU of the node, no rank "
+        "of a job runs there, and no GPU is in an exclusive compute mode; always; or never. "
+        "Unknown counts as busy.",
     )
     duty_ratio: float = option(
         0.001,

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.collectors import gpu_bus, gpu_processes, job_environment, training
+from dshealthd.collectors import gpu, gpu_bus, gpu_processes, job_environment, training
 from dshealthd.core.result import CollectionOutcome
+from dshealthd.core.timing import holds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from dshealthd.core.snapshot import Latest, Snapshot
     from dshealthd.probe.options import PolicyOptions
@@ -20,6 +21,8 @@ BUSY = "busy_gpu"
 """Processes compute on a GPU, or ranks of a training job are about to."""
 TRAINING = "busy_cpu"
 """Ranks of a training job run on a node without GPUs."""
+EXCLUSIVE = "compute_mode"
+"""A GPU takes one process or none: a worker would keep a job that starts off it, or fail itself."""
 UNKNOWN = "gpu_unknown"
 RELEASED = "draining"
 """An operator has released the driver: `linux.pci.RELEASE` has turned the GPU collectors off."""
@@ -34,21 +37,39 @@ ASKED_SAVED = 600.0
 """Seconds over which that share accumulates: a hung node takes several rounds of 5 to 12 s until it
 is confirmed.
 """
+REFRESH = 1.0
+"""Seconds for the collectors to look before a round: half of what an invitation waits for its
+answer (`client.ANSWER`).
+"""
 LONGEST = 30.0
 """Seconds that one round can cost at most: an agent that was stopped meanwhile counts as long."""
 
 
 class GpuOccupancy:
-    """The node's GPUs, as last seen by the collectors `gpu_processes` and `gpu_bus`."""
+    """The node's GPUs and who uses them, as last seen by collectors."""
 
-    def __init__(self, snapshot: Snapshot, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        monotonic: Callable[[], float],
+        collect: Callable[[Iterable[str]], None] | None = None,
+    ) -> None:
+        """`collect` has collectors look at once, by name; without it, what they saw last counts."""
         self._snapshot = snapshot
         self._monotonic = monotonic
-        self._rounds: list[tuple[float, float]] = []
+        self._collect = collect
+        self._asked = float("-inf")
 
-    def used(self, begin: float, end: float) -> None:
-        """Note that this node's workers were on the GPUs between two monotonic times."""
-        self._rounds = [*self._rounds[-15:], (begin, end)]
+    async def refresh(self) -> None:
+        """Have the collectors look for processes now, and wait for it: between two of their looks
+        a job may have started. In vain where ranks are known to run, or a driver hangs.
+        """
+        if self._collect is None or self._ranks() == TRAINING:
+            return
+        self._asked = self._monotonic()
+        names = gpu_processes.GpuProcesses.name, job_environment.JobEnvironment.name
+        self._collect(names)
+        await holds(lambda: all(map(self._is_current, names)), REFRESH)
 
     def count(self) -> int:
         """Return the number of GPUs that NVML reported; 0 if unknown."""
@@ -60,7 +81,7 @@ class GpuOccupancy:
         network.
         """
         latest = self._fresh(gpu_processes.GpuProcesses.name)
-        if latest is None or latest.sampled is None:
+        if latest is None or not self._is_current(latest.name):
             return UNKNOWN
         expected = self._expected()
         if latest.result.outcome is CollectionOutcome.NOT_AVAILABLE:
@@ -72,10 +93,10 @@ class GpuOccupancy:
             or expected not in {0, len(processes)}
         ):
             return UNKNOWN
-        # A sample taken during one of our own rounds includes one of our workers on each GPU.
-        own = any(begin <= latest.sampled <= end for begin, end in self._rounds)
-        # Ranks that have just started have no context on a GPU yet, or it is not sampled yet.
-        return BUSY if max(processes.values()) > own or self._ranks() == TRAINING else ""
+        # Ranks that have just started have no context on a GPU yet.
+        if any(processes.values()) or self._ranks() == TRAINING:
+            return BUSY
+        return "" if self._modes() <= {"", "default"} else EXCLUSIVE
 
     def _ranks(self) -> str:
         """Return why the ranks of jobs, or what is not known of them, keep rounds off a node. They
@@ -93,7 +114,7 @@ class GpuOccupancy:
             return ""
         fresh = self._fresh(job_environment.JobEnvironment.name)
         known = fresh is not None and fresh.result.outcome is not CollectionOutcome.ERROR
-        return "" if known else UNKNOWN
+        return "" if known and self._is_current(found.name) else UNKNOWN
 
     def _expected(self) -> int | None:
         """Return the number of GPUs on the bus, which occupancy must cover; None if unknown."""
@@ -118,6 +139,20 @@ class GpuOccupancy:
             for sample in (() if latest is None else latest.result.samples)
             if sample.metric is gpu_processes.PROCESSES
         }
+
+    def _modes(self) -> set[str]:
+        """Return the compute modes of the GPUs, as far as they are known."""
+        latest, place = self._fresh(gpu.GpuTelemetry.name), gpu.MODE.dimensions.index("compute")
+        return {
+            sample.labels[place]
+            for sample in (() if latest is None else latest.result.samples)
+            if sample.metric is gpu.MODE
+        }
+
+    def _is_current(self, name: str) -> bool:
+        """Return whether a collector that runs has looked since it was last asked to."""
+        latest = self._latest(name)
+        return latest is None or (latest.sampled or float("-inf")) >= self._asked
 
     def _fresh(self, name: str) -> Latest | None:
         """Return what a collector found last; None if it is off, has not run, or is overdue."""

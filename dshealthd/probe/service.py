@@ -64,7 +64,7 @@ PARENT_IDLE = 120.0
 RETRY = 5.0
 """Seconds between attempts to start."""
 MAX_FILE = 1 << 24
-"""Bytes of the file of baselines, three times what `MAX_CLASSES` of `KEPT` values take."""
+"""Bytes of a state file: three times what `MAX_CLASSES` baselines of `KEPT` values take."""
 READ_DEADLINE = 10.0
 """Timeout in seconds for reading the key; the reason is known then."""
 
@@ -86,6 +86,7 @@ class ProbeService:
         monotonic: Callable[[], float],
         wall: Callable[[], float],
         summary: Callable[[], dict[str, Any]],
+        collect: Callable[[Iterable[str]], None] | None = None,
         hostname: Callable[[], str] = hostname,
         waited: Callable[[], float | None] = starvation.starved_seconds,
     ) -> None:
@@ -93,17 +94,19 @@ class ProbeService:
 
         `state` is the directory for files that outlive the agent. `summary` returns what this node
         reports about itself to other members, `waited` the seconds that the agent has waited for a
-        CPU.
+        CPU. `collect` has collectors look at once, by name.
         """
         self.options = options
         self._host = host
-        gpus = GpuOccupancy(snapshot, monotonic)
+        gpus = GpuOccupancy(snapshot, monotonic, collect)
         self._state = ProbeState(
             options=options,
             local_membership=LocalMembership(options.members, hostname, monotonic),
             gpus=gpus,
             policy=Policy(options.policy, gpus, monotonic),
-            absences=Absences(snapshot, wall),
+            absences=Absences(
+                snapshot, wall, StateFile(state, "probe-absences", MAX_FILE, durable=True)
+            ),
             hung_jobs=HungJobs(summary, monotonic),
             worker_pool=WorkerPool(
                 str(options.python),
@@ -241,6 +244,7 @@ class ProbeService:
             log.error("probe: %s", self._problem, exc_info=error)
 
     async def _run(self) -> None:
+        await self._state.absences.restore()
         while True:
             try:
                 running = await self._set_up()

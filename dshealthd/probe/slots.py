@@ -19,6 +19,7 @@ from dshealthd import __version__
 from dshealthd.core import state_writer
 from dshealthd.core.schema import SchemaError
 from dshealthd.core.sockets import listen_address
+from dshealthd.core.timing import Backoff
 from dshealthd.probe.hung_jobs import Neighborhood
 from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.members.schedule import Timetable, epoch_at, root_order
@@ -51,7 +52,6 @@ from dshealthd.probe.rounds.plan import (
 from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.verdicts.confirmation import Confirmations
 from dshealthd.probe.verdicts.detector import Detector
-from dshealthd.probe.workers.fork_server import DEADLINE
 from dshealthd.probe.workers.store import LocalStore
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ TAKE_OVER = 2.0
 """Seconds of silence after which the other member leads, but at most a fifth of the period."""
 JITTER = 1.0
 """Seconds over which the pairs of an epoch spread their starts, at most a fifth of the period."""
+IMPORT_RETRIES = Backoff(first=60.0, limit=3600.0)
+"""Waits until torch's version is asked for again: each check of an environment reads all of it."""
 LOCAL_EVERY = 60
 """Epochs between scheduled local rounds of one node."""
 SAVE_EVERY = 300.0
@@ -103,7 +105,9 @@ class SlotRunner:
         self.confirmations = Confirmations(
             options.policy.confirmations_per_minute, self._confirm, state.monotonic
         )
-        self.detector = Detector(self._me, membership.leaves, baselines, state.wall)
+        self.detector = Detector(
+            self._me, membership.leaves, baselines, state.wall, state.absences.names
+        )
         _, port = listen_address(options.peer.listen_address)
         resolver = Resolver(monotonic=state.monotonic)
         self.client = PeerClient(
@@ -172,15 +176,15 @@ class SlotRunner:
             log.warning("probe: this node has another name in the new list of members")
 
     async def _restore(self) -> None:
-        """Read the baselines of this software. Which torch it has is known once that is imported;
-        meanwhile rounds are light.
+        """Read the baselines of this software. Which torch it has is known once that is imported,
+        which may have to wait for a file system; meanwhile rounds are light.
         """
         stamp, pool = f"dshealthd {__version__}", self._state.worker_pool
-        reason = "" if pool is None else await pool.prepare(PREPARATION)
-        while pool is not None and reason == DEADLINE:
-            await asyncio.sleep(PREPARATION)
-            reason = await pool.prepare(PREPARATION)
-        if pool is not None and not reason:
+        if pool is not None:
+            failures = 0
+            while await pool.prepare(PREPARATION):
+                failures += 1
+                await asyncio.sleep(IMPORT_RETRIES.after(failures))
             stamp += f" torch {pool.about.get('torch', '')} cuda {pool.about.get('cuda', '')}"
         self.baselines.stamp = stamp
         try:
@@ -349,9 +353,9 @@ class SlotRunner:
         if plan.kind is RoundKind.LIGHT:
             return await self.rounds.lead(plan.light())
         reason = (
-            self.node.objection(plan)
+            await self.node.objection(plan)
             if steps is not None
-            else self.node.obstacle(scheduled=epoch != ON_DEMAND)
+            else await self.node.obstacle(scheduled=epoch != ON_DEMAND)
         )
         return await self.rounds.lead(plan.light() if reason else plan, reason)
 
@@ -406,7 +410,7 @@ class SlotRunner:
     async def _local(self, epoch: int) -> None:
         gpus, begin = self._state.gpus.count(), self._state.monotonic()
         plan = local_plan(self._me, gpus, epoch)
-        reason = self.node.obstacle(scheduled=epoch != ON_DEMAND)
+        reason = await self.node.obstacle(scheduled=epoch != ON_DEMAND)
         if reason or self._state.worker_pool is None:
             findings = RoundResult(Outcome.DECLINED, Stage.INVITE, reason=reason)
             self._state.metrics.skip(reason)
@@ -430,8 +434,6 @@ class SlotRunner:
         if observation.epoch != ON_DEMAND:
             self._recent.append(observation)
         if observation.backend == Backend.NCCL:
-            now = self._state.monotonic()
-            self._state.gpus.used(now - report.seconds, now)
             if observation.timings:
                 self._state.policy.spend(
                     gpu_seconds(report.plan, observation.timings),

@@ -221,6 +221,21 @@ def test_news_wakes_who_waits_for_it() -> None:
     assert (asked(snapshot, "Counting"), asked(snapshot, "Listening")) == (2, 3)
 
 
+def test_a_request_is_answered_at_once() -> None:
+    """Who is asked for is collected however recently it was, the others are not, and all keep their
+    grid.
+    """
+    inside, snapshot, clock = group(Counting, Listening)
+    scheduler = Scheduler(snapshot, clock, clock)
+    scheduler._groups = {None: (inside, None, None)}  # type: ignore[dict-item]
+    asyncio.run(inside.once())
+    for _ in range(3):
+        scheduler.collect(["Listening", "Unknown"])
+        asyncio.run(inside.once())
+    assert (asked(snapshot, "Counting"), asked(snapshot, "Listening")) == (1, 4)
+    assert {member.due for member in inside.members.values()} == {1005.0}
+
+
 def test_news_says_what_it_is_about() -> None:
     """The collection that news brought has the news, and the next one has not; what comes while
     none is allowed yet is not lost.

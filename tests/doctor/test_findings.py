@@ -56,7 +56,7 @@ OF_PROBES = (named("link-suspects"), named("probe-failures"), named("straggler")
                 id=f"{check.name}, all rounds {outcome}",
             )
             for check in OF_PROBES
-            for outcome in ("declined", "inconclusive")
+            for outcome in ("declined", "inconclusive", "unreachable", "unauthorized")
         ),
         *(
             pytest.param(

@@ -4,12 +4,14 @@ and take it back when it is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from tests.lab import faults
+from tests.lab.node import Node
 from tests.lab.probe_faults import killed, other_key, other_members
 from tests.lab.probing import CLEAR, DISAGREES, PORT, Probing, begun, named, rounds, suspects
 from tests.symptoms.chain import played
@@ -49,27 +51,30 @@ def test_port_refused_by_firewall(light: Probing) -> None:
     named(light, faults.reset(two, PORT), two, {"refused"}, by=(), epochs=20)
 
 
-def test_other_key(light: Probing) -> None:
-    """A node with another key is named as not authorized, by itself and by others."""
-    _, two, *_ = light.nodes
-    named(light, other_key(two), two, {"unauthorized"}, by=(two,), epochs=20)
-
-
-def test_other_members(light: Probing) -> None:
-    """A node with another list of members accuses nobody, nor is it; all see with whom they
+@pytest.mark.parametrize(
+    ("differs", "reason", "lists"),
+    [(other_key, "key", 1), (other_members, "members_differ", 2)],
+)
+def test_what_differs(
+    light: Probing,
+    differs: Callable[[Node], AbstractContextManager[None]],
+    reason: str,
+    lists: int,
+) -> None:
+    """A node with another key or list of members accuses nobody, nor is it; all see with whom they
     disagree.
     """
     one, two, *others = light.nodes
-    with other_members(two):
+    with differs(two):
         found = light.await_(
             lambda s: all(
-                s[node.name].value(DISAGREES, peer="node-2", reason="members_differ")
+                s[node.name].value(DISAGREES, peer="node-2", reason=reason)
                 for node in (one, *others)
             ),
             12,
             "disagreement",
         )
-        assert len({scrape.value("dshealthd_members_hash") for scrape in found.values()}) == 2
+        assert len({scrape.value("dshealthd_members_hash") for scrape in found.values()}) == lists
         assert not any(map(suspects, found.values())), light.told(found)
     light.await_(
         lambda s: not any(scrape.all(DISAGREES) for scrape in s.values()), CLEAR, "agreement"

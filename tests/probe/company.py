@@ -144,7 +144,7 @@ class FakeNode(ThisNode):
         """Return the epoch, with ten seconds each."""
         return EPOCH + int(self.clock_off // 10)
 
-    def objection(self, _plan: RoundPlan) -> str:
+    async def objection(self, _plan: RoundPlan) -> str:
         """Return why the GPUs are not to be used."""
         return self.reason
 

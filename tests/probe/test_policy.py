@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Iterable
 
 import pytest
 
+from dshealthd.collectors.gpu import MODE
+from dshealthd.collectors.gpu_processes import PROCESSES
 from dshealthd.collectors.job_environment import RANKS
 from dshealthd.collectors.training import STEP
 from dshealthd.core.collector import Reason, Sample
@@ -15,6 +19,7 @@ from dshealthd.probe.options import PolicyOptions
 from dshealthd.probe.policy import (
     BUSY,
     DUTY,
+    EXCLUSIVE,
     NEVER,
     RELEASED,
     TRAINING,
@@ -39,6 +44,14 @@ def policy(shot: Snapshot, clock: Time | None = None, **given: str) -> Policy:
     """Return a policy over what the collectors last saw."""
     options = PolicyOptions(**given)  # type: ignore[arg-type] # options by name
     return Policy(options, GpuOccupancy(shot, time.monotonic), clock or Time())
+
+
+def idle_node(*, gpus: bool = True) -> Snapshot:
+    """Return what collectors last saw of a node on which nothing runs."""
+    shot = snapshot({"0": 0} if gpus else None)
+    shot.expect("job_environment", 1000.0)
+    shot.put("job_environment", found())
+    return shot
 
 
 def test_idle() -> None:
@@ -103,14 +116,72 @@ def test_released_gpus_are_not_used() -> None:
     assert policy(shot).objection(scheduled=True) == RELEASED
 
 
-def test_own_workers_do_not_count() -> None:
-    """A sample with this node's own worker on each GPU; a second process is somebody else's."""
-    for processes, expected in ((1, ""), (2, BUSY)):
-        shot = snapshot({"0": processes})
-        gpus = GpuOccupancy(shot, time.monotonic)
-        assert gpus.objection() == BUSY
-        gpus.used(time.monotonic() - 10, time.monotonic())
-        assert gpus.objection() == expected
+@pytest.mark.parametrize(("mode", "objection"), [
+    ("default", ""),
+    ("exclusive_process", EXCLUSIVE),
+    ("prohibited", EXCLUSIVE),
+    ("", ""),
+])  # fmt: skip
+def test_no_round_on_a_gpu_that_takes_one_process(mode: str, objection: str) -> None:
+    """A worker there would keep a job that starts meanwhile off its GPU, which ends the job."""
+    shot = snapshot({"0": 0, "1": 0})
+    shot.expect("gpu", 1000.0)
+    modes = [
+        MODE(1, gpu, "u", "on", each, *[""] * 4) for gpu, each in (("0", "default"), ("1", mode))
+    ]
+    shot.put("gpu", found(*modes))
+    assert policy(shot).objection(scheduled=True) == objection
+
+
+JOB_STARTS = [
+    ("gpu_processes", found(PROCESSES(1, "0", "GPU-0")), BUSY),
+    ("gpu_processes", found(PROCESSES(0, "0", "GPU-0")), ""),
+    ("job_environment", found(RANKS(4, "run-1", "r")), BUSY),
+]
+
+
+@pytest.mark.parametrize(("collector", "result", "objection"), JOB_STARTS)
+async def test_collectors_look_before_a_round(
+    collector: str, result: CollectionResult, objection: str
+) -> None:
+    """A job that has started since they last did keeps rounds away, at once."""
+    shot = idle_node()
+
+    def collect(names: Iterable[str]) -> None:
+        for name in names:
+            shot.put(name, result if name == collector else shot[name].result)
+
+    gpus = GpuOccupancy(shot, time.monotonic, collect)
+    assert gpus.objection() == ""
+    await gpus.refresh()
+    assert gpus.objection() == objection
+
+
+@pytest.mark.parametrize("name", ["gpu_processes", "job_environment"])
+@pytest.mark.parametrize(("seconds", "known"), [(0.5, True), (1.5, False)])
+async def test_a_look_takes_a_second_at_most(name: str, seconds: float, *, known: bool) -> None:
+    """What collectors saw before says nothing of now: one that hangs leaves it unknown. Of a node
+    with GPUs, they tell more than the ranks that are about to use them.
+    """
+    for shot, telling in ((idle_node(), {"gpu_processes"}), (idle_node(gpus=False), {name})):
+
+        def collect(names: Iterable[str], shot: Snapshot = shot) -> None:
+            for each in names:
+                delay = seconds if each == name else 0.0
+                asyncio.get_running_loop().call_later(delay, shot.put, each, shot[each].result)
+
+        gpus = GpuOccupancy(shot, time.monotonic, collect)
+        await gpus.refresh()
+        assert gpus.objection() == ("" if known or name not in telling else UNKNOWN)
+
+
+async def test_no_look_beside_a_training() -> None:
+    """Where ranks are known to run, a round is out of the question, and nothing looks for more."""
+    shot, asked = idle_node(), list[str]()
+    shot.put("job_environment", found(RANKS(4, "run-1", "r")))
+    gpus = GpuOccupancy(shot, time.monotonic, asked.extend)
+    await gpus.refresh()
+    assert (gpus.objection(), asked) == (BUSY, [])
 
 
 def test_duty() -> None:

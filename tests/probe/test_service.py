@@ -9,14 +9,18 @@ import asyncio
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.processes import free_port
 from dshealthd import __version__
+from dshealthd.agent.probes import Probes
+from dshealthd.config.config import Config
 from dshealthd.core.exposition import render
 from dshealthd.core.host import Signature, signatures
 from dshealthd.core.options import Duration
@@ -134,12 +138,37 @@ async def test_clock_off(tmp_path: Path) -> None:
 
 
 async def test_wrong_key(tmp_path: Path) -> None:
-    """A node with another key is accused as unauthorized by the others, which go on."""
-    async with agents(tmp_path, 3, keys={NAMES[2]: OTHER_KEY}) as (one, two, wrong):
-        expected = {"kind": "node", "component": wrong.name, "reason": "unauthorized"}
-        await eventually(lambda: expected in one.suspects and expected in two.suspects)
-        await eventually(lambda: epochs([one, two]))
-        assert {entry["component"] for entry in one.suspects} == {wrong.name}
+    """A node with another key is no suspect: both sides report that they differ, and the others go
+    on.
+    """
+    async with agents(tmp_path, 3, keys={NAMES[2]: OTHER_KEY}) as members:
+        one, two, wrong = members
+        say = "probe_peer_disagrees", wrong.name, "key"
+        await eventually(lambda: all(agent.value(*say) for agent in (one, two)))
+        await eventually(lambda: wrong.value("probe_peer_disagrees") == 2)
+        begun = one.wall() // PERIOD
+        await eventually(lambda: any(epoch > begun + 4 for epoch in epochs([one, two])))
+        assert [agent.suspects for agent in members] == [[], [], []]
+
+
+async def test_an_agent_s_probes_have_collectors_look(tmp_path: Path) -> None:
+    """They ask for those that tell whether a job has started."""
+    asked: list[str] = []
+    nothing: Any = tuple
+    probes = Probes(snapshot(), nothing, nothing, str, asked.extend, time.monotonic, time.time)
+    key = secret(tmp_path, "key", KEY)
+    options = ProbeOptions(
+        members=MembershipOptions(nodes=NAMES[:2], name=NAMES[0]),
+        peer=PeerOptions(listen_address=f"{NAMES[0]}:{free_port()}", key_file=key),
+    )
+    config = Config(path=replace(Config().path, state=tmp_path)).with_section(options)
+    await probes.apply(config)
+    try:
+        assert probes._running is not None
+        await probes._running._state.gpus.refresh()
+    finally:
+        await probes.close()
+    assert asked == ["gpu_processes", "job_environment"]
 
 
 def write(hostfile: Path, *names: str) -> None:

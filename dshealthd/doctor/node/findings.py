@@ -33,7 +33,14 @@ MEANINGS = {
     "exposed": "opens a port without authentication to other hosts",
 }
 """What is wrong with a variable of a job, by the label `problem`."""
-_TELL_NOTHING = frozenset({Ended.DECLINED, Ended.INCONCLUSIVE})
+_TELL_NOTHING = frozenset(
+    {
+        Ended.DECLINED,
+        Ended.INCONCLUSIVE,
+        Ended.UNREACHABLE,
+        Ended.UNAUTHORIZED,
+    }
+)
 _NO_GPU = "gpu_up", "no GPU"
 _NO_PROBES = "probe_up", "no probes are configured"
 _NO_JOB = "job_ranks", "no training job is on this node"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.collection.scheduler import Scheduler
-from dshealthd.collectors import gpu_bus, gpu_processes
+from dshealthd.collectors import gpu, gpu_bus, gpu_processes
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.core.text import plural
 from dshealthd.linux.pci import bus
@@ -130,7 +130,7 @@ async def _objection(loaded: Config, tell: Callable[[str], None]) -> str:
     """Return why the GPUs may not be used now, as a slug, or empty: as the agent decides it, but
     from samples of this moment.
     """
-    wanted = gpu_processes.GpuProcesses.name, gpu_bus.GpuBus.name
+    wanted = gpu_processes.GpuProcesses.name, gpu_bus.GpuBus.name, gpu.GpuTelemetry.name
     read = replace(loaded, collectors={name: loaded.collectors[name] for name in wanted})
     end = time.monotonic() + PATIENCE
     while True:

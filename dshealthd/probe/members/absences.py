@@ -12,12 +12,14 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.collectors import maintenance
+from dshealthd.core import documents, schema
 from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from dshealthd.core.snapshot import Snapshot
+    from dshealthd.core.state_writer import StateFile
     from dshealthd.probe.peers.client import PeerClient
 
 log = logging.getLogger(__name__)
@@ -37,11 +39,24 @@ LONGEST = 31 * 86400.0
 class Absences:
     """The members in maintenance."""
 
-    def __init__(self, snapshot: Snapshot, wall: Callable[[], float]) -> None:
-        """Take this node's own maintenance from the collector `maintenance` in `snapshot`."""
+    def __init__(self, snapshot: Snapshot, wall: Callable[[], float], file: StateFile) -> None:
+        """Take this node's own maintenance from the collector `maintenance` in `snapshot`. `file`
+        keeps the others' announcements: who is down cannot repeat them to an agent that restarts.
+        """
         self._snapshot = snapshot
         self._wall = wall
+        self._file = file
         self._ends: dict[str, float] = {}
+
+    async def restore(self) -> None:
+        """Read the announcements that an earlier agent has recorded."""
+        try:
+            if (document := await self._file.load()) is not None:
+                with schema.reading("the file of absences"):
+                    for name, end in document["ends"].items():
+                        self.record(name, float(end))
+        except (schema.SchemaError, OSError) as error:
+            log.warning("probe: earlier announcements of maintenance are lost: %s", error)
 
     def own_end(self) -> float:
         """Return the Unix time at which this node's maintenance ends, 0 outside maintenance."""
@@ -59,12 +74,19 @@ class Absences:
             del self._ends[name]
         return name in self._ends
 
+    def names(self) -> list[str]:
+        """Return the members that have announced that they are in maintenance now."""
+        return [name for name in list(self._ends) if self.absent(name)]
+
     def record(self, name: str, end: float) -> None:
         """Record a member's announcement; an end in the past means that its absence is over."""
+        before = self._ends.get(name)
         if end > self._wall():
             self._ends[name] = min(end, self._wall() + LONGEST)
         else:
             self._ends.pop(name, None)
+        if self._ends.get(name) != before:
+            self._file.save(documents.dumps({"ends": self._ends}))
 
     async def answer(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
         """Answer the call by which a member announces its maintenance."""

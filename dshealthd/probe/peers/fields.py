@@ -24,7 +24,7 @@ OTHER = "other"
 """A reason from a peer that this release does not know."""
 REASONS = frozenset({
     OTHER, "already_testing", "answer_not_signed", "bad_answer", "busy", "busy_cpu", "busy_gpu",
-    "clock_differs", "closed", "connect_timeout",
+    "clock_differs", "closed", "compute_mode", "connect_timeout",
     "connection_lost", "deadline", "draining", "duty", "ended_early", "error", "exited",
     "gpu_unknown", "gpus_differ", "implausible", "key", "killed", "maintenance", "malformed",
     "members_differ", "name_server", "name_timeout", "name_unknown", "no_address", "no_answer",

@@ -37,7 +37,11 @@ class PeerLimits:
     """Connections served at a time; new ones replace those that have not authenticated."""
     connections_per_address: int = 8
     patience: float = 5.0
-    """Seconds for a frame to arrive, and to look up a caller's name."""
+    """Seconds for a frame to arrive."""
+    lookup: float = 1.0
+    """Seconds to look up a caller's name: half of what it waits for an answer (`client.ANSWER`), as
+    an agent that answers later counts as hung.
+    """
     calls: int = 1000
     """Calls from one node in `COUNTED` seconds; a round with its rendezvous takes some dozens."""
 
@@ -128,7 +132,7 @@ class Guard:
         the name cannot be looked up: that member could not be called either.
         """
         try:
-            async with time_limit(self._limits.patience):
+            async with time_limit(self._limits.lookup):
                 known = await resolver.addresses(sender)
         except (LookupFailed, TimeoutError):
             return False

@@ -37,6 +37,7 @@ DISAGREEMENTS = frozenset(
         Rejection.SENDER,
         Rejection.SELF,
         Rejection.ADDRESS,
+        Rejection.KEY,
     }
 )
 """Reasons that lie in how two nodes are set up, not in their hardware or network."""

@@ -95,7 +95,11 @@ class Rounds:
             self._leave(active)
         if active.has_given_way:
             return None
-        if result.outcome is Outcome.DECLINED and result.reason not in WHOLE:
+        if (
+            result.outcome is Outcome.DECLINED
+            and result.reason not in WHOLE
+            and plan.kind is not RoundKind.LIGHT  # whatever a later release declines it for
+        ):
             return await self.lead(plan.light(), result.reason)
         return self._end(active, result)
 
@@ -103,6 +107,8 @@ class Rounds:
 
     async def _invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
         plan: RoundPlan = body["plan"]
+        # First of all, as other invitations may come meanwhile.
+        objection = "" if plan.kind is RoundKind.LIGHT else await self._node.objection(plan)
         self._check(sender, plan)
         current = self._current
         if current is not None and self._runs_beside(current, plan):
@@ -112,7 +118,7 @@ class Rounds:
         # Limits the state that peers can pile up here: a light round costs them one message.
         if len(self._parts) >= MAX_WAITING:
             raise Refusal(Decline.TESTING)
-        if plan.kind is not RoundKind.LIGHT and (objection := self._node.objection(plan)):
+        if objection:
             raise Refusal(objection)
         active = self._begin(plan, led=False, reason="")
         active.report = body["report"]

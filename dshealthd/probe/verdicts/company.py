@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from dshealthd.probe.observation import PeerReport
-    from dshealthd.probe.verdicts.signals import ObservedRound
+    from dshealthd.probe.verdicts.signals import ObservedRound, Signal
 
 _RESTS = 20.0
 """Seconds for which a member that declined is not asked again."""
@@ -49,7 +49,8 @@ class Met(NamedTuple):
     light: bool
     ratio: float
     """The worst of what was bad, otherwise the median."""
-    bad: bool
+    bad: frozenset[Signal]
+    """What was bad in it; nothing in a good round."""
     silent: bool
     """Whether the peer gave no answer. A refusal is one: an agent refuses while it restarts."""
 

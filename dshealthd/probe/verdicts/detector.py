@@ -4,8 +4,8 @@ A part that is flagged with two of the last three peers becomes suspicious. Extr
 members known to be well confirm it. Then the cause that explains most is accused: the leaf, if the
 neighbors report the same about themselves; otherwise a rail, a GPU or the node; the link, if one
 pair is bad and both its ends are well with others. Each agent accuses its own node and its own
-links, and other nodes only if they cannot report for themselves. Declined and inconclusive rounds
-accuse nobody.
+links, and other nodes only if they cannot report for themselves. Rounds that are declined,
+unauthorized or inconclusive accuse nobody.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from dshealthd.probe.verdicts.signals import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from dshealthd.probe.verdicts.baseline import Baselines
 
@@ -60,6 +60,10 @@ BUSY = "already_testing"
 INTERMITTENT = "intermittent"
 """The reason of an accusation because of short outages."""
 SLOW = "slow"
+_ANSWERS = frozenset({Outcome.DECLINED, Outcome.UNAUTHORIZED})
+"""Outcomes that show that a peer is reached, and accuse nobody: it has other work, or the two are
+set up differently.
+"""
 _SILENCES = frozenset({Outcome.UNREACHABLE, Outcome.HUNG})
 _CALM = 0.6
 """Share of the way from 1 to the limit below which a timing counts as good. The threshold that ends
@@ -71,6 +75,10 @@ _STEADY = 8
 """The same for an intermittent fault, where good rounds and bad ones alternate."""
 _PENDING = 30.0
 """Seconds after which an extra round that has not taken place is given up."""
+_BOOT = 600.0
+"""Seconds for which an agent that nobody has answered yet does not blame its node: servers that are
+switched on together, as after a power cut, boot within ten minutes of each other.
+"""
 _HELD = 4
 """Epochs for which another node stays a suspect without new evidence: others meet it meanwhile."""
 
@@ -84,13 +92,15 @@ class Detector:
         leaves: Mapping[str, str],
         baselines: Baselines,
         wall: Callable[[], float],
+        absent: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """`leaves` has every member, with "" if its leaf is not known. `wall` returns Unix time in
-        seconds.
+        seconds, `absent` the members in maintenance: they are not asked, and no link to them is
+        suspected.
         """
         self._me = me
         self._baselines = baselines
-        self._wall = wall
+        self._wall, self._absent = wall, absent
         self._high = 1 + baselines.slow_ratio
         self._company = Company(me, leaves, self._high)
         self._history: dict[Signal, SignalHistory] = {}
@@ -101,6 +111,9 @@ class Detector:
         """Nodes that nobody reaches: the accusation, and the epoch of the last evidence."""
         self._pending: dict[tuple[str, ...], float] = {}
         """Members of the requested extra rounds, and the time of each request."""
+        self._begun = wall()
+        self._answered = False
+        """Whether any other member has answered this agent yet."""
         self._epoch = -1
         self._number = 0
         self._told: PeerReport | None = None
@@ -130,10 +143,12 @@ class Detector:
         if scheduled:
             # Even if it is lower: the clock was wrong and has been corrected.
             self._epoch = observation.epoch
-        if observation.outcome in {Outcome.DECLINED, Outcome.INCONCLUSIVE}:
+        if peer and observation.outcome not in {*_SILENCES, Outcome.INCONCLUSIVE}:
+            self._answered = True
+        if observation.outcome in {*_ANSWERS, Outcome.INCONCLUSIVE}:
             if peer:
                 self._company.rest(peer, observation.at, busy=observation.reason == BUSY)
-                if observation.outcome is Outcome.DECLINED and led:
+                if observation.outcome in _ANSWERS and led:
                     self._clear_unreached(peer)
             else:
                 # The policy denied the GPUs to the local round that distinguishes an adapter from
@@ -190,7 +205,7 @@ class Detector:
             self._company.record_report(
                 replace(pair.first, number=self._number, epoch=self._epoch, told=told)
             )
-            well = observation.outcome in {Outcome.OK, Outcome.DECLINED}
+            well = observation.outcome in {Outcome.OK, *_ANSWERS}
             pair.words[asked] = self._epoch, well
             if told is not None and accuses_itself(told, REACH, self._high):
                 del self._pairs[peer]
@@ -305,7 +320,7 @@ class Detector:
         ):
             # A round that the peer is to blame for says nothing of this node; but that a peer
             # refuses after a silence shows that it was booted.
-            self._company.log.append(Met(round, light, ratio, bool(bad), silent))
+            self._company.log.append(Met(round, light, ratio, bad, silent))
         if observation.outcome is Outcome.OK and round.led:
             self._gone.pop(peer, None)
         elif peer in self._gone and hard == REACH and round.led:
@@ -323,6 +338,12 @@ class Detector:
             self._pairs.pop(peer, None)
             self._ended.pop(peer, None)
             return
+        opinion = None if told is None or pair is None else pair.opinion(told, self._me)
+        if pair is not None and opinion is not None:
+            if opinion < self._high:
+                del self._pairs[peer]  # usual for the peer: the two are unlike
+                return
+            pair.agreed += 1
         if late == (self._me,) and hard == RUN:
             return  # the peer waited for this node
         reason = reason_of(bads.values()) if bads else ""
@@ -355,7 +376,7 @@ class Detector:
         for signal, history in self._history.items():
             investigation = history.investigation
             if investigation is None:
-                if history.suspicious():
+                if self._is_suspicious(history):
                     history.investigation = Investigation(tuple(history.window), round.at)
                 continue
             if investigation.verdict:
@@ -374,6 +395,13 @@ class Detector:
             for name, (suspect, since) in self._gone.items()
             if 0 <= self._epoch - since <= _HELD
         }
+
+    def _is_suspicious(self, history: SignalHistory) -> bool:
+        """Return whether a signal's last rounds make it suspicious: not while nobody has answered
+        this agent yet, because the others may still be booting.
+        """
+        boots = not self._answered and 0 <= self._wall() - self._begun < _BOOT
+        return history.suspicious() and not (boots and history.signal == REACH)
 
     def _review(self, history: SignalHistory, investigation: Investigation) -> None:
         """Clear a suspect, or correct the accusation."""
@@ -402,7 +430,11 @@ class Detector:
 
     def _judge(self, pair: PairSuspicion) -> None:
         """Accuse a pair's link, or its other end, or this node, if that is known by now."""
-        if pair.is_stale(self._epoch):
+        if (
+            pair.is_stale(self._epoch)
+            or pair.peer in self._absent()
+            or (not pair.hard and pair.is_one_of_many(self._company))
+        ):
             del self._pairs[pair.peer]
             return
         if any(self._of(signal).investigation for signal in pair.signals) or (
@@ -424,7 +456,8 @@ class Detector:
             self._company.record_gone(pair.peer)
 
     def _unreached(self) -> set[str]:
-        return {*self._gone, *(pair.peer for pair in self._pairs.values() if pair.unreached)}
+        silent = (pair.peer for pair in self._pairs.values() if pair.unreached)
+        return {*self._gone, *silent, *self._absent()}
 
     def _request(self) -> tuple[Confirmation, ...]:
         """Return the extra round that the detector needs next, unless one is pending."""
@@ -487,7 +520,8 @@ class Detector:
         for signal in (REACH, RUN, OWN_NODE):
             history = self._history.get(signal)
             if history is not None and (
-                history.suspicious() or (history.investigation and history.investigation.verdict)
+                self._is_suspicious(history)
+                or (history.investigation and history.investigation.verdict)
             ):
                 return HARD
         parts: dict[str, float] = {}

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from dshealthd.probe.verdicts.company import Company
     from dshealthd.probe.verdicts.signals import Investigation, Measurement, Signal
 
-_CUT_OFF = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED})
+_CUT_OFF = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED})
 _MOST = 12
 """Rounds of an investigation after which an undecided cause is called ambiguous."""
-_ALIKE = 1.15
+ALIKE = 1.15
 """Maximum ratio between the largest and the smallest bad ratio that counts as equally slow. Jitter
 of 3 % at both ends of 4 rounds stays below it; random spikes, by 1.2 to 3, do not.
 """
@@ -48,7 +48,7 @@ def explain(investigation: Investigation, signal: Signal, company: Company) -> C
     if signal.timed:
         # Rounds that are slow by the same ratio are not random spikes: one fewer will do.
         ratios = [entry.ratio for entry in investigation.bads]
-        needed = CONFIRMATIONS - (max(ratios) <= _ALIKE * min(ratios))
+        needed = CONFIRMATIONS - (max(ratios) <= ALIKE * min(ratios))
     elif any(entry.reason in _CUT_OFF for entry in investigation.bads):
         # Several peers may be gone at once, and cannot say that it is their fault.
         needed = CONFIRMATIONS

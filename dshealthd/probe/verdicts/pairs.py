@@ -3,7 +3,8 @@ node.
 
 By the medians of both: if this node and the peer are each well with most others, it is the link
 between them. If the peer is not, it finds that out itself, and says so; if nobody can call it, this
-node says so for it.
+node says so for it. A slow link is slower than usual for both of its ends. If it is for one alone,
+the two are unlike: in their GPUs or adapters, or in how far they are from most others.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.probe.observation import FAR_BELOW, HARD, RoundKind
-from dshealthd.probe.verdicts.explanation import CONFIRMATIONS, PEERS
+from dshealthd.probe.verdicts.explanation import ALIKE, CONFIRMATIONS, PEERS
 from dshealthd.probe.verdicts.signals import REACH, RUN, ObservedRound, Signal
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from dshealthd.probe.observation import PeerReport
     from dshealthd.probe.verdicts.company import Company
 
 HARD_BADS = 2
@@ -38,6 +40,10 @@ may be losing packets itself.
 _SLOW_MORE = 2
 """Flagged rounds that a slow link needs on top of `CONFIRMATIONS`. It needs more because a
 suspicion of a link starts with a single flagged round.
+"""
+_MANY = 2
+"""Other peers that are as slow, from which on it is no link: they are of another kind than this
+node, or in another room.
 """
 _MOST, _PATIENCE = 12, 12
 """Bad rounds of a pair, and epochs since the first, after which it is called ambiguous."""
@@ -99,6 +105,8 @@ class PairSuspicion:
     """Whether the last round was good."""
     accused: str = ""
     """The reason of the accusation."""
+    agreed: int = 0
+    """Reports in which the peer found its rounds with this node bad, too."""
     checked: int = -1
     """The epoch of the last extra round requested for this pair."""
     sought: int = -1
@@ -115,6 +123,13 @@ class PairSuspicion:
     def hard(self) -> bool:
         """Whether rounds fail, rather than being slow."""
         return not self.signals.isdisjoint({REACH, RUN})
+
+    @property
+    def is_mutual(self) -> bool:
+        """Whether both ends find it slow if it is the link: each times its own collectives, but not
+        every echo has a time.
+        """
+        return not self.hard and self.kind is not RoundKind.LIGHT
 
     @property
     def kind(self) -> RoundKind:
@@ -193,6 +208,8 @@ class PairSuspicion:
             return PairVerdict.SELF
         if epoch == self.first.epoch or self.bads < HARD_BADS:
             return PairVerdict.NOTHING  # what others know may be older than the fault
+        if self.is_mutual and self.agreed < HARD_BADS:
+            return PairVerdict.NOTHING
         alone = len(company.leaves) <= PEERS  # nobody else can tell
         waits = not alone and (
             epoch <= self.first.epoch + _PATIENCE
@@ -236,6 +253,24 @@ class PairSuspicion:
                 well += (light or not met.light) and (near or not met.round.near)
         return Others(well, ill, good)
 
+    def opinion(self, told: PeerReport, me: str) -> float | None:
+        """Return the ratio that the peer reports of its collectives with this node; None if there
+        is none, or if this suspicion is of something else.
+        """
+        return told.pairs.get(me) if self.is_mutual and me not in told.echoes else None
+
+    def is_one_of_many(self, company: Company) -> bool:
+        """Return whether the last rounds with several other peers were as slow: links fail one by
+        one, and by different ratios.
+        """
+        alike = {
+            met.round.peer: self.signals <= met.bad
+            and max(met.ratio, self.least) <= ALIKE * min(met.ratio, self.least)
+            for met in company.log
+            if met.light is (self.kind is RoundKind.LIGHT) and met.round.peer != self.peer
+        }
+        return sum(alike.values()) >= _MANY
+
     def theirs(self, company: Company) -> Others:
         """Return how the peer's last rounds with others went, by its own report."""
         report = company.report(self.peer, self.first.number)
@@ -251,7 +286,7 @@ class PairSuspicion:
     def echoes(self, company: Company) -> dict[str, bool]:
         """Return whether this node's last echo with each other member since then went badly."""
         return {
-            met.round.peer: met.bad
+            met.round.peer: bool(met.bad)
             for met in company.log
             if met.light and met.round.number > self.first.number and met.round.peer != self.peer
         }

@@ -60,7 +60,9 @@ class PlanningInput:
     pairs: Mapping[str, PairSuspicion]
     verdicts: Verdicts
     unreached: Collection[str]
-    """Members that did not answer when last called, with whom no round is planned."""
+    """Members that did not answer when last called, or are in maintenance: no round is planned with
+    them.
+    """
     epoch: int
     now: float
 

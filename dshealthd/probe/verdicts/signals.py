@@ -62,7 +62,7 @@ def hard_signal(observation: Observation) -> Signal:
     """Return the signal on which a failed round is evidence."""
     if observation.kind is RoundKind.LOCAL:
         return OWN_NODE
-    unreached = {Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED}
+    unreached = {Outcome.UNREACHABLE, Outcome.REFUSED}
     return (
         REACH
         if observation.outcome in unreached

@@ -48,6 +48,8 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    # An MPS daemon at its usual place would have a job's next process wait until root's are done.
+    "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent",
 }
 """Base environment of the interpreter; it inherits nothing from the agent's own."""
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from dshealthd.core.snapshot import Snapshot
+from dshealthd.core.state_writer import StateFile, wait_until_written
 from dshealthd.probe.members import absences
 from dshealthd.probe.members.absences import Absences
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.protocol import PeerError
+from tests.probe.peering import PATIENT
 from tests.probe.services import set_maintenance, snapshot
 from tests.waiting import eventually
 
@@ -28,6 +32,13 @@ class Clock:
         return self.now
 
 
+def of(
+    shot: Snapshot | None = None, clock: Clock | None = None, state: Path | None = None
+) -> Absences:
+    """Return the absences that an agent knows, which keeps them where `state` is."""
+    return Absences(shot or snapshot(), clock or Clock(), StateFile(state, "absences", 1 << 16))
+
+
 @pytest.mark.parametrize(
     ("lasts", "after", "absent"),
     [
@@ -42,7 +53,7 @@ class Clock:
 def test_an_announcement_counts_until_its_end(lasts: float, after: float, *, absent: bool) -> None:
     """At most for a month: a wrong clock removes no member for ever."""
     clock = Clock()
-    known = Absences(snapshot(), clock)
+    known = of(clock=clock)
     known.record("a", NOW + lasts)
     clock.now += after
     assert known.absent("a") is absent
@@ -51,7 +62,7 @@ def test_an_announcement_counts_until_its_end(lasts: float, after: float, *, abs
 
 def test_an_end_in_the_past_is_the_end() -> None:
     """As is the removal of the member, whoever else is absent."""
-    known = Absences(snapshot(), Clock())
+    known = of()
     for name in "abc":
         known.record(name, NOW + 600)
     known.record("a", NOW)
@@ -59,12 +70,35 @@ def test_an_end_in_the_past_is_the_end() -> None:
     assert [name for name in "abc" if known.absent(name)] == ["c"]
 
 
+async def test_announcements_outlast_the_agent(tmp_path: Path) -> None:
+    """Who is down for maintenance cannot repeat its announcement to an agent that starts again."""
+    clock, known = Clock(), of(state=tmp_path)
+    for name, end in (("a", 600.0), ("b", 60.0), ("c", 600.0), ("c", 0.0)):
+        known.record(name, NOW + end)
+    assert await wait_until_written(PATIENT) == []
+    clock.now += 300
+    later = of(clock=clock, state=tmp_path)
+    await later.restore()
+    assert later.names() == ["a"]
+    clock.now += 300
+    assert later.names() == []
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"ends": 7}', '{"ends": {"a": "b"}}', "{"])
+async def test_a_file_that_is_not_this_release_s(tmp_path: Path, content: str) -> None:
+    """It costs what it holds, and no more."""
+    (tmp_path / "absences.json").write_text(content)
+    known = of(state=tmp_path)
+    await known.restore()
+    assert known.names() == []
+
+
 @pytest.mark.parametrize(("end", "found"), [(NOW, 0.0), (NOW + 1, NOW + 1), (0.0, 0.0)])
 def test_own_maintenance(end: float, found: float) -> None:
     """It is over at its end, whenever the collector runs again."""
     shot = snapshot()
     set_maintenance(shot, end)
-    assert Absences(shot, Clock()).own_end() == found
+    assert of(shot).own_end() == found
 
 
 async def test_a_member_that_does_not_answer_is_told_three_times(
@@ -85,7 +119,7 @@ async def test_a_member_that_does_not_answer_is_told_three_times(
 
     shot = snapshot()
     announcing = asyncio.create_task(
-        Absences(shot, Clock()).keep_announcing(cast("Any", Peers()), lambda: ["a", "gone", "b"])
+        of(shot).keep_announcing(cast("Any", Peers()), lambda: ["a", "gone", "b"])
     )
     try:
         for end in (NOW + 600, NOW + 900):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
-from dshealthd.probe.peers import guard
+from dshealthd.probe.peers import client, guard
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
@@ -27,7 +29,14 @@ def look_up(host: str, *_: object, **__: object) -> list[Any]:
     return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (place, 0)) for place in PLACES[host]]
 
 
-def call(tmp_path: Path, name: str, place: str, **given: Any) -> str:
+def call(
+    tmp_path: Path,
+    name: str,
+    place: str,
+    look_up: Callable[..., list[Any]] = look_up,
+    seconds: float = PATIENT,
+    **given: Any,
+) -> str:
     """Return what a call to b comes to that is made in a name, from an address."""
     key = secret(tmp_path, "key", KEY)
     result = []
@@ -36,19 +45,19 @@ def call(tmp_path: Path, name: str, place: str, **given: Any) -> str:
         options = PeerOptions(listen_address="127.0.0.22:0", key_file=key, **given)
         resolver = Resolver(look_up)
         async with listening(options, "b", handlers={"echo": echo}, resolver=resolver) as node:
-            client = PeerClient(
+            caller = PeerClient(
                 PeerOptions(listen_address=f"{place}:0", key_file=key),
                 name,
                 lambda _: ("127.0.0.22", node.port),
             )
             try:
-                await client.call("b", "echo", MESSAGE, PATIENT)
+                await caller.call("b", "echo", MESSAGE, seconds)
                 result.append("ok")
             except PeerError as error:
                 counted = node.refused(error.reason) == 1 and error.outcome is Outcome.DECLINED
                 result.append(error.reason if counted else "not declined")
             finally:
-                await client.close()
+                await caller.close()
                 await resolver.close()
 
     run(scene())
@@ -73,6 +82,21 @@ def test_a_name_without_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Who cannot be looked up is nowhere."""
     monkeypatch.delitem(PLACES, "a")
     assert call(tmp_path, "a", "127.0.0.21") == "wrong_address"
+
+
+@pytest.mark.parametrize(("seconds", "result"), [(0.3, "ok"), (4.0, "wrong_address")])
+def test_a_slow_name_server_does_not_make_an_agent_hang(
+    tmp_path: Path, seconds: float, result: str
+) -> None:
+    """A caller waits two seconds for an answer. If its name takes longer to look up, it is told so
+    before that: an agent that did not answer would be named as hung by all that call it.
+    """
+
+    def slow(*given: Any, **more: Any) -> list[Any]:
+        time.sleep(seconds)
+        return look_up(*given, **more)
+
+    assert call(tmp_path, "a", "127.0.0.21", slow, client.ANSWER) == result
 
 
 def test_addresses_that_are_translated(tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ NAMES = [f"n{number}" for number in range(9)]
     (messages.TEXT, "x".__mul__, 128),
     (of_field(PLAN, "steps"), [(2**30, 1000)].__mul__, 32),
     (of_field(PLAN, "steps"), lambda n: [(1, n)], 1000),
-    (of_field(RESULT, "timings"), [TIMING].__mul__, 128),
+    (of_field(RESULT, "timings"), [TIMING].__mul__, 256),
     (of_field(RESULT, "ranks"), [{"rank": 0, "outcome": "ok", "stage": "done"}].__mul__, 64),
     (of_field(CONCLUSION.fields["result"], "late"), ["n1"].__mul__, 2),
     (of_field(messages.REPORT, "parts"), ["gpu3"].__mul__, 128),

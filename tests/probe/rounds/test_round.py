@@ -29,7 +29,7 @@ from dshealthd.probe.observation import (
     Stage,
 )
 from dshealthd.probe.peers.messages import VERSIONS
-from dshealthd.probe.peers.protocol import PeerError
+from dshealthd.probe.peers.protocol import PeerError, Refusal
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.rounds import leader
 from dshealthd.probe.rounds import member as follower
@@ -139,6 +139,24 @@ async def test_disagreement(
         ended(observation, Outcome.DECLINED, reason=reason, late=(member.name,))
         assert report.offset == pytest.approx(member.node.clock_off, abs=report.seconds / 2)
         assert root.fake.runs == member.fake.runs == 0
+
+
+async def test_a_reason_of_a_later_release(tmp_path: Path) -> None:
+    """A member that declines even a light round, for a reason that is not known here, is asked once
+    more and not for ever.
+    """
+    async with company(tmp_path, 2) as (root, member):
+        asked = []
+
+        def check(_sender: str, plan: RoundPlan) -> None:
+            asked.append(plan.kind)
+            reason = "unheard_of"
+            raise Refusal(reason)
+
+        member.rounds._check = check  # type: ignore[method-assign, assignment]
+        await root.rounds.lead(root.plan(member.name))
+        ended(root.observation, Outcome.DECLINED, reason="other")
+        assert asked == [RoundKind.PAIR, RoundKind.LIGHT]
 
 
 async def test_clock_does_not_matter_on_demand(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from dshealthd.probe.observation import HARD, PeerReport, RoundKind
 from dshealthd.probe.verdicts.company import Company, Met
-from dshealthd.probe.verdicts.signals import ObservedRound
+from dshealthd.probe.verdicts.signals import REACH, ObservedRound, Signal
 
 HIGH = 1.07
 
@@ -37,7 +37,8 @@ def met(
         led=True,
         told=told,
     )
-    bad, silent = bool(how.get("bad", how.get("silent"))), bool(how.get("silent"))
+    silent = bool(how.get("silent"))
+    bad = frozenset({REACH}) if how.get("bad", silent) else frozenset[Signal]()
     return Met(round, light=False, ratio=how.get("ratio", 1.0), bad=bad, silent=silent)
 
 

@@ -155,7 +155,7 @@ def test_one_side(rounds: tuple[Measurement, ...], near: int, far: int, found: C
         ("hung hung", 1, Cause.SELF),
         ("hung hung", 2, Cause.NOTHING),
         ("hung refused", 0, Cause.MORE_FAR),
-        ("unreachable hung unauthorized", 0, Cause.MORE_FAR),
+        ("unreachable hung refused", 0, Cause.MORE_FAR),
         ("hung refused hung hung", 0, Cause.SELF),
         ("hung refused hung hung", 1, Cause.NOTHING),
     ],

@@ -20,6 +20,7 @@ ECHO = Signal("light", "agent", "echo", 0, "")
 TIMED = Signal("fabric", "nccl", "all_reduce", 1, "0")
 NAMES = ("me", "peer", "a", "b", "c", "d", "e")
 HIGH = 1.07
+GOOD = frozenset[Signal]()
 WELL = PeerReport(node=1.0, pairs={"a": 1.0, "b": 1.0})
 
 
@@ -57,7 +58,10 @@ def met(
     """Record a round with another member, bad if it took longer than usual."""
     silent = ratio >= HARD
     round = a_round(number, peer, epoch)
-    known.log.append(Met(round, light=light, ratio=ratio, bad=ratio > HIGH, silent=silent))
+    silent = ratio >= HARD
+    round = a_round(number, peer, epoch)
+    bad = frozenset({ECHO}) if ratio > HIGH else GOOD
+    known.log.append(Met(round, light=light, ratio=ratio, bad=bad, silent=silent))
 
 
 def suspicion(signal: Signal, bads: int, ratio: float = HARD) -> PairSuspicion:
@@ -147,7 +151,7 @@ def test_which_rounds_with_others_count(
     """
     known = company()
     round = replace(a_round(number, peer, 1), near=near)
-    known.log.append(Met(round, light=light, ratio=1.0, bad=False, silent=False))
+    known.log.append(Met(round, light=light, ratio=1.0, bad=GOOD, silent=False))
     first = replace(a_round(0), kind=RoundKind.RAIL)
     pair = PairSuspicion.begin(first, frozenset({TIMED}), 10.0, "slow", None)
     others = pair.others(known)
@@ -229,7 +233,7 @@ def test_collectives_that_hang(bads: int, echoes: list[float], found: PairVerdic
     known = company()
     for peer in "ab":
         round = replace(a_round(10, peer, 1), kind=RoundKind.PAIR)
-        known.log.append(Met(round, light=False, ratio=1.0, bad=False, silent=False))
+        known.log.append(Met(round, light=False, ratio=1.0, bad=GOOD, silent=False))
     for peer, ratio in zip("cd", echoes, strict=False):
         met(known, peer, ratio)
     known.record_report(a_round(20, told=WELL))
@@ -348,7 +352,7 @@ def test_echoes_of_the_peer_say_nothing_good_of_collectives(
     """
     known, pair = company(), suspicion(signal, bads, ratio)
     if signal in {RUN, TIMED}:
-        pair.first = replace(pair.first, kind=RoundKind.PAIR)
+        pair.first, pair.agreed = replace(pair.first, kind=RoundKind.PAIR), 2
     for name in ("a", "b", "c", "d"):
         met(known, name, 1.0, light=False)
     known.record_report(a_round(20, told=replace(WELL, echoes=echoes)))

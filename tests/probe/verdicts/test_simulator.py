@@ -20,6 +20,9 @@ from bench.probe_simulator import (
     trial,
 )
 from dshealthd.probe.observation import Part, Suspect
+from dshealthd.probe.options import BaselineOptions
+from dshealthd.probe.verdicts.baseline import Baselines
+from dshealthd.probe.verdicts.detector import Detector
 
 NODES, LEAF = 32, 8
 
@@ -111,6 +114,41 @@ def test_both_ends_of_a_link_say_the_same() -> None:
         (fault.node, fault.peer), frozenset({link})
     )
     assert made.accused() == {link}
+
+
+class Unlike(Cluster):
+    """Nodes of two kinds, which learn what is usual from the rounds that they have. Rounds take
+    twice as long with one of the second kind; or between the two, which are in different rooms.
+    """
+
+    def __init__(self, nodes: int, second: int, *, rooms: bool) -> None:
+        super().__init__(nodes, nodes, Conditions(), 7)
+        self.kinds, self.rooms = [number >= nodes - second for number in range(nodes)], rooms
+        self.fault = Fault(Part.NODE, 1.0, -1)
+        self.judges = [
+            Detector(name, self.leaves, Baselines(BaselineOptions()), lambda: self.time)
+            for name in self.names
+        ]
+
+    def slowness(self, a: int, b: int, rail: int) -> float:
+        """Return how many times as long a rail takes by what its ends are, and by a fault."""
+        kinds = {self.kinds[a], self.kinds[b]}
+        is_slow = len(kinds) > 1 if self.rooms else True in kinds
+        return (2.0 if is_slow else 1.0) * super().slowness(a, b, rail)
+
+
+@pytest.mark.parametrize("rooms", [False, True])
+@pytest.mark.parametrize(("nodes", "second"), [(5, 2), (8, 2), (8, 4), (16, 4)])
+def test_unlike_nodes_are_no_fault(nodes: int, second: int, *, rooms: bool) -> None:
+    """Where some nodes have other GPUs, adapters or ways, what is slow for one end of a pair is
+    usual for the other: nothing is accused, not even for a while. A node that gets slower is.
+    """
+    made, metrics = Unlike(nodes, second, rooms=rooms), RoundMetrics()
+    for _ in range(120):
+        made.step()
+    assert made.log == []
+    trial(made, Fault(Part.NODE, 1.3, 0), metrics, epochs=12, rest=12)
+    assert (metrics.right, dict(metrics.wrong)) == (1, {})
 
 
 class Twice(Cluster):
