@@ -108,6 +108,19 @@ def bus(host: Host) -> Bus:
     return Bus(host)
 
 
+def slot_lanes(host: Host, address: str) -> int | None:
+    """Return the most lanes of the port above a PCI device; None if it is unknown."""
+    port = os.path.dirname(os.path.realpath(host.sys(f"bus/pci/devices/{address}")))
+    try:
+        return int(read(f"{port}/max_link_width"))
+    except (
+        OSError,
+        ValueError,
+        ArithmeticError,
+    ):  # above it is no port of PCI Express, or the GPU is gone
+        return None
+
+
 def driver_absent(host: Host) -> str | None:
     """Return why no process of this machine can use NCCL, or None; for `Collector.absent`."""
     places = (host.device("nvidiactl"), host.device("dxg"), host.sys("module/nvidia"))
