@@ -55,14 +55,14 @@ def nvlink(series: Series, _wall: float) -> Iterator[Sign]:
     training = _restarted(series)
     alert, name = "DshealthdNvlinkDown", "nvlinks_up"
     before = {labels["uuid"]: value for labels, value in series.peak(name, WEEK)}
-    switch = {labels["gpu"]: value for labels, value in series("nvlinks", remote="switch")}
+    switch = by(series("nvlinks", remote="switch"), "gpu")
     here = list(series(name))
-    others = by(_of_others(here), "gpu")
+    most, others = max((value for _, value in here), default=0), by(_of_others(here), "gpu")
     for labels, value in here:
         gpu = labels["gpu"]
         # Bridges come in pairs and not between all GPUs: neighbors say little, unless all of them
-        # have more links than one.
-        theirs = others.get(gpu, 0) if value > 0 else 0
+        # have more links than one. To NVSwitches all GPUs have as many.
+        theirs = most if switch else (others.get(gpu, 0) if value > 0 else 0)
         usual = max(before.get(labels["uuid"], 0), switch.get(gpu, 0), theirs)
         if value < usual and gpu not in lost | training and _settled(series):
             yield Sign(
