@@ -47,6 +47,21 @@ class Bus:
         """Return the addresses of NVIDIA's GPUs, in bus order. OSError if it cannot be read."""
         return self._of_nvidia(DISPLAY_CLASSES)
 
+    def hidden(self) -> int:
+        """Return how many GPUs of NVIDIA's driver this process may not open, as those of another
+        container or job. No device is opened. OSError.
+        """
+        held = sum(self._driver(address) == "nvidia" for address in self.gpus())
+        if not held:
+            return 0
+        files = (
+            self._host.device(name)
+            for name in os.listdir(self._host.dev)
+            if name.startswith("nvidia") and name.removeprefix("nvidia").isdecimal()
+        )
+        # The kernel asks the device cgroup, too.
+        return max(0, held - sum(os.access(file, os.R_OK | os.W_OK) for file in files))
+
     def amd_gpus(self) -> tuple[str, ...]:
         """Return the addresses of AMD's GPUs that this system uses, in bus order. OSError."""
         found = self._devices(AMD, AMD_CLASSES)

@@ -173,7 +173,7 @@ CHECKS = (
         absent=("infiniband_port_up", "no InfiniBand"),
     ),
     snapshot_check(
-        "gpu-metrics-gone", "gpu-metrics", "No GPU on the PCI bus is hidden from NVML", "gpu_bus"
+        "gpu-metrics-gone", "gpu-metrics", "All GPUs that may be used here are monitored", "gpu_bus"
     ),
     snapshot_check(
         "gpu-throttled",
