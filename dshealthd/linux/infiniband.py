@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import integer
-from dshealthd.linux.pci import VIRTUAL
+from dshealthd.core.host import integer, read_existing
+from dshealthd.linux.pci import ADAPTERS, VIRTUAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from dshealthd.core.host import Host
 
 _PAGE = 4096
 _UNKNOWN = (1 << 64) - 1
@@ -157,6 +159,23 @@ class PortHistory:
         if active:
             self.unconfirmed = 0  # an orderly shutdown is never confirmed
         self.active, self.downed = active, downed
+
+
+def adapters(host: Host) -> list[str]:
+    """Return the names of this machine's RDMA adapters. OSError."""
+    return _entries(host.sys("class/infiniband"))
+
+
+def of_nvidia(host: Host) -> list[str]:
+    """Return the names of NVIDIA's adapters: by their vendor, as udev may have renamed mlx5_0 to
+    ibp24s0 (rdma-core's rules do so by default). OSError.
+    """
+    place = host.sys("class/infiniband/{}/device/vendor")
+    return [
+        name
+        for name in adapters(host)
+        if (read_existing(place.format(name)) or "").strip() == ADAPTERS
+    ]
 
 
 def identity(place: str) -> tuple[int, int]:

@@ -23,7 +23,7 @@ PASSED_THROUGH = frozenset({"vfio-pci", "pci-stub"})
 """Drivers that hold a device for a virtual machine, so that this system cannot use it."""
 _NETWORK_CLASSES = ("0x0200", "0x0207")
 """Ethernet and InfiniBand controllers."""
-_ADAPTERS = "0x15b3"
+ADAPTERS = "0x15b3"
 """Mellanox, now NVIDIA: vendor of fabric adapters."""
 VIRTUAL = "physfn"
 """Link that only virtual functions have, as their host sees them; their number is configurable."""
@@ -222,7 +222,7 @@ def _device(place: str) -> PciDevice | None:
         vendor = read(f"{place}/vendor").strip()
         if vendor == NVIDIA and kind.startswith(DISPLAY_CLASSES):
             name = "gpu"
-        elif vendor == _ADAPTERS and kind.startswith(_NETWORK_CLASSES):
+        elif vendor == ADAPTERS and kind.startswith(_NETWORK_CLASSES):
             if os.path.lexists(f"{place}/{VIRTUAL}"):
                 return None
             name = "adapter"
