@@ -26,6 +26,7 @@ from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.path_check import path_check
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.linux import forked
+from dshealthd.linux.credentials import capabilities, set_capabilities
 from dshealthd.linux.kmsg import KernelLogReader, KernelLogRecord
 from tests import frozen
 from tests.doctor.looks import look, named, outcomes, results
@@ -46,11 +47,14 @@ def with_hardware(machine: Machine) -> NodeContext:
 
 
 def test_limits_of_open_files_and_locked_memory(
-    make_machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+    make_machine: Callable[..., Machine],
 ) -> None:
-    """Low limits are found on a node with GPUs and InfiniBand; raised, they pass."""
+    """Low limits are found on a node with GPUs and InfiniBand; raised, they pass. The second also
+    holds for root, without the capability that containers do not have.
+    """
     context = with_hardware(make_machine())
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)  # root's rights lift the second
+    held, permitted, inheritable = capabilities()
+    set_capabilities(held & ~(1 << limits.CAP_IPC_LOCK), permitted, inheritable)
     before = {
         which: resource.getrlimit(which)
         for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK)
@@ -62,6 +66,7 @@ def test_limits_of_open_files_and_locked_memory(
     finally:
         for which, old in before.items():
             resource.setrlimit(which, old)
+        set_capabilities(held, permitted, inheritable)
     assert {one.outcome.value for one in low.values()} == {"warning"}
     assert low["nofile of this shell"].remedy == "ulimit -n $(ulimit -Hn)"
     assert low["nofile of this shell"].value == "1024"
