@@ -32,6 +32,8 @@ from dshealthd.core.text import plural
 from dshealthd.linux.infiniband import (
     Adapter,
     PortHistory,
+    adapters,
+    elsewhere,
     identity,
     parse_rate,
     parse_state,
@@ -53,8 +55,8 @@ UP = gauge(
 )
 STATE = gauge(
     "dshealthd_infiniband_port_state",
-    "1 for the port's logical state: down, init, armed, active, active_defer, nop, unknown, or "
-    "gone with its device.",
+    "1 for the port's logical state: down, init, armed, active, active_defer, nop, unknown, gone "
+    "with its device, or elsewhere: its device is in another network namespace, or in a bond's.",
     *_PORT,
     "state",
 )
@@ -195,6 +197,14 @@ class _Device:
     """Monotonic time of the last description."""
 
 
+@dataclass(slots=True)
+class _Port:
+    """A port that was seen, also once its adapter is gone."""
+
+    adapter: Adapter
+    history: PortHistory = field(default_factory=PortHistory)
+
+
 @dataclass(frozen=True, kw_only=True)
 class InfinibandOptions(CollectorOptions):
     """Options of this collector."""
@@ -214,7 +224,7 @@ class Infiniband(Collector):
         super().__init__(options, context)
         self._reader = read
         self._devices: dict[str, _Device] = {}
-        self._ports: dict[tuple[str, ...], PortHistory] = {}
+        self._ports: dict[tuple[str, ...], _Port] = {}
 
     @classmethod
     # the contract's signature
@@ -224,8 +234,8 @@ class Infiniband(Collector):
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the samples of each InfiniBand device, and `port_up` 0 for ports that are gone."""
-        names = self._list()
-        if not names and not self._ports:
+        names, others = self._list(), self._wanted(elsewhere(self.host))
+        if not names and not self._ports and not others:
             message = f"{self.host.sys(_CLASS)} has no device"
             raise NotAvailable(message)
         working, fault = False, None
@@ -236,20 +246,16 @@ class Infiniband(Collector):
                 elif item.metric is UP:
                     working = True
                 yield item
-        yield from self._gone(names)
+        yield from self._gone(names, others)
         if fault is not None and not working:
             raise SourceError(fault.reason, f"no port can be read: {fault.detail}")
 
     def _list(self) -> list[str]:
-        try:
-            names = os.listdir(self.host.sys(_CLASS))
-        except FileNotFoundError:  # the driver was unloaded a moment ago
-            return []
-        return sorted(
-            name
-            for name in names
-            if not any(fnmatchcase(name, pattern) for pattern in self.options.exclude)
-        )
+        return self._wanted(adapters(self.host))  # none if the driver was unloaded a moment ago
+
+    def _wanted(self, names: list[str]) -> list[str]:
+        exclude = self.options.exclude
+        return [name for name in names if not any(fnmatchcase(name, one) for one in exclude)]
 
     def _device(self, name: str) -> Iterator[Sample | Fault]:
         part = f"infiniband {name}"
@@ -283,7 +289,7 @@ class Infiniband(Collector):
         try:
             state = parse_state(self._reader(f"{place}/state"))
             physical = parse_state(self._reader(f"{place}/phys_state"))
-            history = self._ports[labels]
+            history = self._ports[labels].history
             history.observe(active=state == _ACTIVE, downed=downed)
             yield Sample(UP, labels, float(state == _ACTIVE and physical == _LINK_UP))
             yield Sample(STATE, (*labels, _STATES.get(state, "unknown")), 1)
@@ -297,20 +303,39 @@ class Infiniband(Collector):
         except (ValueError, ArithmeticError) as error:
             yield Fault(part, Reason.MALFORMED, f"{place}: {error}")
 
-    def _gone(self, names: list[str]) -> Iterator[Sample]:
-        """Yield the samples of ports that are gone, and forget the devices that are."""
+    def _gone(self, names: list[str], others: list[str]) -> Iterator[Sample]:
+        """Yield the samples of ports that are gone or elsewhere, and forget the devices that are,
+        and the ports of those that have another name.
+        """
         for name in self._devices.keys() - names:
             del self._devices[name]
-        for labels, history in self._ports.items():
+        for name in set(others).difference(name for name, _ in self._ports):  # since the start
+            yield Sample(STATE, (name, "1", "elsewhere"), 1)
+        for labels, known in list(self._ports.items()):
             name, port = labels
             if name in names and (
                 name not in self._devices or port in self._devices[name].adapter.ports
             ):
                 continue
-            history.observe(active=False, downed=None)
-            yield Sample(UP, labels, 0.0)
-            yield Sample(STATE, (*labels, "gone"), 1)
-            yield Sample(FLAPS, labels, history.flaps)
+            if name not in names and not set(names).isdisjoint(known.adapter.siblings):
+                del self._ports[labels]
+            elif name in others or (name not in names and self._bonded(known.adapter)):
+                yield Sample(STATE, (*labels, "elsewhere"), 1)
+            else:
+                known.history.observe(active=False, downed=None)
+                yield Sample(UP, labels, 0.0)
+                yield Sample(STATE, (*labels, "gone"), 1)
+                yield Sample(FLAPS, labels, known.history.flaps)
+
+    def _bonded(self, gone: Adapter) -> bool:
+        """Return whether an adapter that is gone is part of a bond's (mlx5_bond_0)."""
+        interfaces = {
+            sample.labels[PORT_INFO.labels.index("interface")]
+            for device in self._devices.values()
+            for sample in device.constants
+            if sample.metric is PORT_INFO
+        }
+        return not interfaces.isdisjoint(gone.bonds)
 
     def _known(self, name: str) -> _Device:
         """Return the InfiniBand device; a new one if the driver has registered it again."""
@@ -319,7 +344,7 @@ class Infiniband(Collector):
         if device is None or device.adapter.identity != identity(link):
             device = self._devices[name] = _Device(Adapter.at(link, self._reader))
             for port in () if device.adapter.virtual else device.adapter.ports:
-                self._ports.setdefault((name, port), PortHistory())
+                self._ports.setdefault((name, port), _Port(device.adapter)).adapter = device.adapter
         return device
 
 

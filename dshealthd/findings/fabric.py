@@ -311,7 +311,13 @@ def adapters(series: Series, _wall: float) -> Iterator[Sign]:
 
 def _missing_ports(series: Series) -> Iterator[Sign]:
     """Yield that the node has fewer ports than it had within the last week."""
-    there = len(list(series("infiniband_port_up")))
+    there = sum(
+        len(list(points))
+        for points in (
+            series("infiniband_port_up"),
+            series("infiniband_port_state", state="elsewhere"),
+        )
+    )
     if there:
         series.add([PORTS(there)])
     before = list(series.highest(short_name(PORTS), WEEK))

@@ -58,6 +58,8 @@ class Adapter:
     """Distinguishes this registration from later ones."""
     ports: tuple[str, ...]
     read: Callable[[str], bytes]
+    function: str = ""
+    """The directory of its PCI function, which outlives it."""
     virtual: bool = False
     """Whether it is a virtual function, seen from its host: it comes and goes with containers."""
     unsupported: set[str] = field(default_factory=set)
@@ -68,8 +70,9 @@ class Adapter:
         """Return the adapter behind `/sys/class/infiniband/NAME`, without a call of its driver."""
         place = os.path.realpath(link)
         ports = tuple(_entries(f"{place}/ports"))
-        virtual = os.path.lexists(f"{place}/device/{VIRTUAL}")
-        return cls(os.path.basename(link), place, identity(place), ports, read, virtual)
+        function = os.path.realpath(f"{place}/device")
+        virtual = os.path.lexists(f"{function}/{VIRTUAL}")
+        return cls(os.path.basename(link), place, identity(place), ports, read, function, virtual)
 
     def number(self, place: str) -> int | None:
         """Return the number in a file of the adapter, None if it has none. OSError, ValueError."""
@@ -80,6 +83,18 @@ class Adapter:
             return None
         value = integer(place, content)
         return None if value == _UNKNOWN else value
+
+    @property
+    def siblings(self) -> list[str]:
+        """The names of the adapters that its PCI function has now."""
+        return _entries(f"{self.function}/infiniband")
+
+    @property
+    def bonds(self) -> set[str]:
+        """The bonds that the network interfaces of its PCI function belong to."""
+        net = f"{self.function}/net"
+        masters = (os.path.realpath(f"{net}/{name}/master") for name in _entries(net))
+        return {os.path.basename(master) for master in masters}
 
     def text(self, path: str) -> str:
         """Return the line in a file of the adapter; "" if there is none, or it does not apply."""
@@ -176,6 +191,21 @@ def of_nvidia(host: Host) -> list[str]:
         for name in adapters(host)
         if (read_existing(place.format(name)) or "").strip() == ADAPTERS
     ]
+
+
+def elsewhere(host: Host) -> list[str]:
+    """Return the names of adapters in other network namespaces, as a container has them to itself
+    (`rdma system set netns exclusive`), but not of virtual functions. OSError.
+
+    There the kernel hides an adapter, but not the device through which programs open it.
+    """
+    here, found = adapters(host), []
+    for verbs in _entries(host.sys("class/infiniband_verbs")):
+        place = host.sys(f"class/infiniband_verbs/{verbs}")
+        name = (read_existing(f"{place}/ibdev") or "").strip() if verbs.startswith("u") else ""
+        if name and name not in here and not os.path.lexists(f"{place}/device/{VIRTUAL}"):
+            found.append(name)
+    return found
 
 
 def identity(place: str) -> tuple[int, int]:
