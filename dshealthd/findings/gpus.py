@@ -254,8 +254,10 @@ def _memory(series: Series) -> Iterator[Sign]:
     """Yield GPUs with memory errors that the driver did not contain."""
     name = "gpu_ecc_errors_total"
     yield from each(_logged(series, RESET, XIDS_MEMORY), hold=0.0)
-    # Where the driver says that it contained the error (Xid 94), one application has ended.
+    # Where the driver contained the error, one application has ended: it logs that (Xid 94), and
+    # asks for a reset once other jobs are done.
     contained = {labels["gpu"] for labels, _ in series(_XID, xid="94")}
+    contained |= {labels["gpu"] for labels, value in series(_ACTION) if value == DRAIN_AND_RESET}
     for labels, value in series(name, type="uncorrected", counter="volatile"):
         if value > 0 and labels["gpu"] not in contained:
             yield Sign(RESET, _ECC, labels, value=value, limit=0, source=name, hold=0.0)
