@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
@@ -129,10 +129,15 @@ def nvlink_errors(series: Series, _wall: float) -> Iterator[Sign]:
     yield from each_over(series, alert, series(name), limit, name, reason)
     name = "nvlink_speed_bytes_per_second"
     best = {labels["uuid"]: value for labels, value in series.peak(name, WEEK)}
-    most = max((value for _, value in series(name)), default=0)
+    model = {labels["uuid"]: labels["name"] for labels, _ in series("gpu_info")}
+    most: defaultdict[str | None, float] = defaultdict(float)
+    for labels, value in series(name):
+        of_model = model.get(labels["uuid"])
+        most[of_model] = max(most[of_model], value)
     for labels, value in series.highest(name, MINUTES_5, full=True):
-        usual = max(best.get(labels["uuid"], 0), most)
-        if value < usual and series.value(name, **labels) is not None:
+        usual = max(best.get(labels["uuid"], 0), most[model.get(labels["uuid"])])
+        # The speed is that of active links, of which a GPU without a bridge has none.
+        if 0 < value < usual and series.value(name, **labels) is not None:
             reason = "run slower than they did, or than another GPU's"
             yield Sign(alert, reason, labels, value=value, limit=usual, source=name)
 
