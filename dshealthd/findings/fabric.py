@@ -276,7 +276,7 @@ def _flapping(series: Series) -> Iterator[Sign]:
     found = {_pair(labels) for labels, value in series.highest(name, MINUTES_15) if value}
     found |= {_pair(labels) for labels, value in series("infiniband_port_up") if not value}
     for labels, value in series.rise(errors, RECENT, type="link_downed"):
-        if value > 0 and _pair(labels) not in found:
+        if value > 0 and _pair(labels) not in found and _settled(series, RECENT):
             yield _sign(labels, "was down for a moment; a job there may have ended or hung", value)
 
 
