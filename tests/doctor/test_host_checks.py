@@ -223,6 +223,14 @@ def test_paths_of_the_command_line(mount: frozen.Mount) -> None:
     assert absent.outcome.value == "critical"
 
 
+def test_path_of_several_words() -> None:
+    """A path stays one word of each command of its remedy."""
+    (absent,) = results(path_check("/absent; it"), look())
+    assert absent.remedy == (
+        "df -h '/absent; it'; mount | grep -F '/absent; it'; ls -ld '/absent; it'"
+    )
+
+
 @pytest.mark.parametrize(
     ("gigabytes", "left", "seconds", "outcome"),
     [

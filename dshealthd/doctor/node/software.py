@@ -149,7 +149,8 @@ def _cuda_problems(context: NodeContext) -> Iterator[Result]:
             yield warning(
                 f"torch of {python} sees {plural(int(output), 'GPU')}, but NVML sees {expected:g}"
                 + (f": {why.splitlines()[0][:300]}" if failed and why else ""),
-                remedy=f"{python} -c 'import torch; torch.cuda.init()'; ls -l /dev/nvidia*",
+                remedy=paste(python, "-c", "import torch; torch.cuda.init()")
+                + "; ls -l /dev/nvidia*",
                 value=output,
                 limit=f"{expected:g}",
                 source="dshealthd_gpus_visible",
