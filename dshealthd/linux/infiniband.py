@@ -61,7 +61,9 @@ class Adapter:
     function: str = ""
     """The directory of its PCI function, which outlives it."""
     virtual: bool = False
-    """Whether it is a virtual function, seen from its host: it comes and goes with containers."""
+    """Whether it is a virtual or scalable function, seen from its host: it comes and goes with
+    containers.
+    """
     unsupported: set[str] = field(default_factory=set)
     """Files that the driver refuses, read once: the kernel logs some refusals."""
 
@@ -71,7 +73,7 @@ class Adapter:
         place = os.path.realpath(link)
         ports = tuple(_entries(f"{place}/ports"))
         function = os.path.realpath(f"{place}/device")
-        virtual = os.path.lexists(f"{function}/{VIRTUAL}")
+        virtual = _is_virtual(function)
         return cls(os.path.basename(link), place, identity(place), ports, read, function, virtual)
 
     def number(self, place: str) -> int | None:
@@ -203,7 +205,7 @@ def elsewhere(host: Host) -> list[str]:
     for verbs in _entries(host.sys("class/infiniband_verbs")):
         place = host.sys(f"class/infiniband_verbs/{verbs}")
         name = (read_existing(f"{place}/ibdev") or "").strip() if verbs.startswith("u") else ""
-        if name and name not in here and not os.path.lexists(f"{place}/device/{VIRTUAL}"):
+        if name and name not in here and not _is_virtual(f"{place}/device"):
             found.append(name)
     return found
 
@@ -212,6 +214,13 @@ def identity(place: str) -> tuple[int, int]:
     """Return what distinguishes an adapter's directory from a later one with the same name."""
     status = os.stat(place)
     return status.st_dev, status.st_ino
+
+
+def _is_virtual(function: str) -> bool:
+    """Return whether a device is a part of an adapter: a virtual function, or a scalable one of
+    mlx5.
+    """
+    return any(os.path.lexists(f"{function}/{file}") for file in (VIRTUAL, "sfnum"))
 
 
 def _entries(directory: str) -> list[str]:

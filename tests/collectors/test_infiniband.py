@@ -314,9 +314,12 @@ def test_port_vanishes(bench: Adapters) -> None:
     assert values(result, UP)["mlx5_1", "2"] == 0
 
 
-def test_virtual_function(bench: Adapters) -> None:
-    """A virtual function that its host sees has traffic, and none of it is down when it goes."""
-    (bench.sysfs / "class/infiniband/mlx5_1/device/physfn").symlink_to("../0000:18:00.0")
+@pytest.mark.parametrize("file", ["physfn", "sfnum"])
+def test_virtual_function(bench: Adapters, file: str) -> None:
+    """A virtual or scalable function that its host sees has traffic, and none of it is down when it
+    goes.
+    """
+    (bench.sysfs / f"class/infiniband/mlx5_1/device/{file}").touch()
     before = bench.collect()
     assert before.outcome is CollectionOutcome.OK
     assert ("mlx5_1", "1") in values(before, TRANSMIT_BYTES)
