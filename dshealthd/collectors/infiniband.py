@@ -134,14 +134,12 @@ _PHYSICAL_STATES = {
     6: "link_error_recovery", 7: "phy_test",
 }  # fmt: skip
 _TRAFFIC = {
-    # file: metric, and how many units of the file make one unit of the metric
-    "port_xmit_data": (TRANSMIT_BYTES, 0.25),
-    "port_rcv_data": (RECEIVE_BYTES, 0.25),
-    "port_xmit_wait": (TRANSMIT_WAIT, 1),
-    # AWS's and Broadcom's adapters have these files instead, in hw_counters/
-    "tx_bytes": (TRANSMIT_BYTES, 1),
-    "rx_bytes": (RECEIVE_BYTES, 1),
+    # metric: the files that a driver may have for it, and how many units of theirs make one of it
+    TRANSMIT_BYTES: (("port_xmit_data", 0.25), ("tx_bytes", 1), ("ip4OutOctets ip6OutOctets", 1)),
+    RECEIVE_BYTES: (("port_rcv_data", 0.25), ("rx_bytes", 1), ("ip4InOctets ip6InOctets", 1)),
+    TRANSMIT_WAIT: (("port_xmit_wait", 1),),
 }
+"""The second of a metric are AWS's and Broadcom's, in hw_counters/, the third Intel's."""
 _LINK_ERRORS = """
     symbol_error link_error_recovery link_downed port_rcv_errors port_rcv_remote_physical_errors
     port_rcv_switch_relay_errors port_xmit_discards port_xmit_constraint_errors
@@ -167,10 +165,19 @@ _BNXT_ERRORS = """
     rx_roce_discards rx_roce_errors seq_err_naks_rcvd to_retransmits tx_roce_discards tx_roce_errors
     unrecoverable_err
 """
-_ERRORS = frozenset((_LINK_ERRORS + _MLX5_ERRORS + _EFA_ERRORS + _BNXT_ERRORS).split())
+# Later drivers name those of tcp without it.
+_IRDMA_ERRORS = """
+    ip4InDiscards ip4InTruncatedPkts ip4OutNoRoutes ip6InDiscards ip6InTruncatedPkts ip6OutNoRoutes
+    rxVlanErrors tcpRetransSegs tcpInOptErrors tcpInProtoErrors RetransSegs InOptErrors
+    InProtoErrors
+"""
+_ERRORS = frozenset(
+    (_LINK_ERRORS + _MLX5_ERRORS + _EFA_ERRORS + _BNXT_ERRORS + _IRDMA_ERRORS).split()
+)
 _CONGESTION = frozenset((
     "np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled", "rp_cnp_ignored",
     "roce_slow_restart_cnps", "rx_cnp_pkts", "rx_ecn_marked_pkts", "tx_cnp_pkts",
+    "cnpHandled", "cnpIgnored", "cnpSent", "RxECNMrkd",
 ))  # fmt: skip
 _INFO_FILES = {"board": "board_id", "firmware": "fw_ver", "guid": "node_guid", "model": "hca_type"}
 _REFRESH = 300.0
@@ -178,9 +185,9 @@ _REFRESH = 300.0
 
 
 class CounterSeries(NamedTuple):
-    """A file of one number and its series, whose unit is `per_unit` units of the file."""
+    """Files of one number each and the series of their sum, whose unit is `per_unit` of theirs."""
 
-    place: str
+    places: tuple[str, ...]
     metric: Metric
     labels: tuple[str, ...]
     per_unit: float
@@ -371,35 +378,39 @@ def _describe(device: _Device) -> None:
         device.counters[port] = list(_readings(adapter, port))
     device.constants = constants
     device.sensors = [
-        CounterSeries(place, TEMPERATURE, (adapter.name, name), 1000)
+        CounterSeries((place,), TEMPERATURE, (adapter.name, name), 1000)
         for name, place in adapter.sensors()
     ]
 
 
 def _readings(adapter: Adapter, port: str) -> Iterator[CounterSeries]:
     """Yield the counters of an InfiniBand port; of two files with one series, the first."""
-    seen = set()
+    labels = adapter.name, port
+    files: dict[str, str] = {}
     for name, place in adapter.counters(port):
-        metric, per_unit = _TRAFFIC.get(name, (None, 1))
-        labels: tuple[str, ...] = (adapter.name, port)
+        files.setdefault(name, place)
+    for metric, kinds in _TRAFFIC.items():
+        for names, per_unit in kinds:
+            if places := tuple(files[name] for name in names.split() if name in files):
+                yield CounterSeries(places, metric, labels, per_unit)
+                break
+    for name, place in files.items():
         if name in _ERRORS or name in _CONGESTION:
-            metric, labels = ERRORS if name in _ERRORS else CONGESTION, (*labels, name)
-        if metric is not None and (metric, labels) not in seen:
-            seen.add((metric, labels))
-            yield CounterSeries(place, metric, labels, per_unit)
+            metric = ERRORS if name in _ERRORS else CONGESTION
+            yield CounterSeries((place,), metric, (*labels, name), 1)
 
 
 def _read(adapter: Adapter, readings: list[CounterSeries], part: str) -> Iterator[Sample | Fault]:
     """Yield a sample for each reading of a port, and one fault for all failures."""
     faults = []
-    for place, metric, labels, per_unit in readings:
+    for places, metric, labels, per_unit in readings:
         try:
-            value = adapter.number(place)
+            known = [number for place in places if (number := adapter.number(place)) is not None]
         except (OSError, ValueError, ArithmeticError) as error:
             faults.append(fault_of(part, error))
         else:
-            if value is not None:
-                yield Sample(metric, labels, value / per_unit)
+            if known:
+                yield Sample(metric, labels, sum(known) / per_unit)
     if faults:
         yield (
             faults[0]

@@ -496,6 +496,21 @@ def test_counters_of_other_drivers(
         assert values(result, metric) == {("rdma0", "1", name): n for name, n in found.items()}
 
 
+def test_counters_of_intel(tmp_path: Path) -> None:
+    """The traffic of an E810 is in files of IPv4 and IPv6, which are added up."""
+    port = tmp_path / "sys/class/infiniband/rocep24s0/ports/1"
+    write(port, {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "100 Gb/sec (4X EDR)"})
+    counts = {"ip4OutOctets": 4000, "ip6OutOctets": 300, "ip4InOctets": 5000, "ip4InDiscards": 7}
+    counts |= {"cnpSent": 8, "iwInRdmaReads": 9}
+    write(port / "hw_counters", {name: str(count) for name, count in counts.items()})
+    result = Adapters(tmp_path).collect()
+    assert not result.faults
+    assert values(result, TRANSMIT_BYTES) == {("rocep24s0", "1"): 4300}
+    assert values(result, RECEIVE_BYTES) == {("rocep24s0", "1"): 5000}
+    assert values(result, ERRORS) == {("rocep24s0", "1", "ip4InDiscards"): 7}
+    assert values(result, CONGESTION) == {("rocep24s0", "1", "cnpSent"): 8}
+
+
 def test_holds_no_file_open(bench: Adapters) -> None:
     """Between two sweeps nothing of the driver is held, so that it can be unloaded."""
     before = set(os.listdir("/proc/self/fd"))
