@@ -205,13 +205,12 @@ class GpuTelemetry(GpuCollector):
         self._signs.update(gpu.uuid, device)
 
     def _constants(self, labels: tuple[str, str], device: Device) -> Iterator[Sample]:
-        pci = device.once("nvmlDeviceGetPciInfo_v3")
         gsp = device.once("nvmlDeviceGetGspFirmwareVersion")
         yield INFO(
             1,
             *labels,
             device.once("nvmlDeviceGetName") or "",
-            f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0" if pci else "",
+            device.address(),
             device.once("nvmlDeviceGetSerial") or "",
             device.once("nvmlDeviceGetVbiosVersion") or "",
             gsp.decode(errors="replace") if gsp else "",

@@ -17,6 +17,11 @@ EXPECTED = gauge(
     "NVIDIA GPUs on the PCI bus, except those passed through to a virtual machine; "
     "/sys/bus/pci/devices.",
 )
+HIDDEN = gauge(
+    "dshealthd_gpus_hidden",
+    "GPUs of NVIDIA's driver whose device files the agent may not open, as in a container. Absent "
+    "if there are none.",
+)
 AMD = gauge(
     "dshealthd_gpus_unmonitored",
     "AMD compute GPUs, which are not monitored. Absent if there are none.",
@@ -24,7 +29,9 @@ AMD = gauge(
 
 
 class GpuBus(Collector):
-    """Lists a directory; sysfs answers for PCI devices from the kernel's memory, so cannot hang."""
+    """Lists two directories; the kernel answers for PCI devices, and for whether a device file may
+    be opened, from its memory, so cannot hang.
+    """
 
     _seen = False
 
@@ -43,3 +50,5 @@ class GpuBus(Collector):
             raise NotAvailable(message)
         if self._seen:
             yield EXPECTED(count)
+        if count and (hidden := bus(self.host).hidden()):
+            yield HIDDEN(hidden)

@@ -32,6 +32,8 @@ from dshealthd.core.text import plural
 from dshealthd.linux.infiniband import (
     Adapter,
     PortHistory,
+    adapters,
+    elsewhere,
     identity,
     parse_rate,
     parse_state,
@@ -53,8 +55,8 @@ UP = gauge(
 )
 STATE = gauge(
     "dshealthd_infiniband_port_state",
-    "1 for the port's logical state: down, init, armed, active, active_defer, nop, unknown, or "
-    "gone with its device.",
+    "1 for the port's logical state: down, init, armed, active, active_defer, nop, unknown, gone "
+    "with its device, or elsewhere: its device is in another network namespace, or in a bond's.",
     *_PORT,
     "state",
 )
@@ -132,14 +134,12 @@ _PHYSICAL_STATES = {
     6: "link_error_recovery", 7: "phy_test",
 }  # fmt: skip
 _TRAFFIC = {
-    # file: metric, and how many units of the file make one unit of the metric
-    "port_xmit_data": (TRANSMIT_BYTES, 0.25),
-    "port_rcv_data": (RECEIVE_BYTES, 0.25),
-    "port_xmit_wait": (TRANSMIT_WAIT, 1),
-    # AWS's and Broadcom's adapters have these files instead, in hw_counters/
-    "tx_bytes": (TRANSMIT_BYTES, 1),
-    "rx_bytes": (RECEIVE_BYTES, 1),
+    # metric: the files that a driver may have for it, and how many units of theirs make one of it
+    TRANSMIT_BYTES: (("port_xmit_data", 0.25), ("tx_bytes", 1), ("ip4OutOctets ip6OutOctets", 1)),
+    RECEIVE_BYTES: (("port_rcv_data", 0.25), ("rx_bytes", 1), ("ip4InOctets ip6InOctets", 1)),
+    TRANSMIT_WAIT: (("port_xmit_wait", 1),),
 }
+"""The second of a metric are AWS's and Broadcom's, in hw_counters/, the third Intel's."""
 _LINK_ERRORS = """
     symbol_error link_error_recovery link_downed port_rcv_errors port_rcv_remote_physical_errors
     port_rcv_switch_relay_errors port_xmit_discards port_xmit_constraint_errors
@@ -165,10 +165,19 @@ _BNXT_ERRORS = """
     rx_roce_discards rx_roce_errors seq_err_naks_rcvd to_retransmits tx_roce_discards tx_roce_errors
     unrecoverable_err
 """
-_ERRORS = frozenset((_LINK_ERRORS + _MLX5_ERRORS + _EFA_ERRORS + _BNXT_ERRORS).split())
+# Later drivers name those of tcp without it.
+_IRDMA_ERRORS = """
+    ip4InDiscards ip4InTruncatedPkts ip4OutNoRoutes ip6InDiscards ip6InTruncatedPkts ip6OutNoRoutes
+    rxVlanErrors tcpRetransSegs tcpInOptErrors tcpInProtoErrors RetransSegs InOptErrors
+    InProtoErrors
+"""
+_ERRORS = frozenset(
+    (_LINK_ERRORS + _MLX5_ERRORS + _EFA_ERRORS + _BNXT_ERRORS + _IRDMA_ERRORS).split()
+)
 _CONGESTION = frozenset((
     "np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled", "rp_cnp_ignored",
     "roce_slow_restart_cnps", "rx_cnp_pkts", "rx_ecn_marked_pkts", "tx_cnp_pkts",
+    "cnpHandled", "cnpIgnored", "cnpSent", "RxECNMrkd",
 ))  # fmt: skip
 _INFO_FILES = {"board": "board_id", "firmware": "fw_ver", "guid": "node_guid", "model": "hca_type"}
 _REFRESH = 300.0
@@ -176,9 +185,9 @@ _REFRESH = 300.0
 
 
 class CounterSeries(NamedTuple):
-    """A file of one number and its series, whose unit is `per_unit` units of the file."""
+    """Files of one number each and the series of their sum, whose unit is `per_unit` of theirs."""
 
-    place: str
+    places: tuple[str, ...]
     metric: Metric
     labels: tuple[str, ...]
     per_unit: float
@@ -193,6 +202,14 @@ class _Device:
     """By port."""
     described: float | None = None
     """Monotonic time of the last description."""
+
+
+@dataclass(slots=True)
+class _Port:
+    """A port that was seen, also once its adapter is gone."""
+
+    adapter: Adapter
+    history: PortHistory = field(default_factory=PortHistory)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +231,7 @@ class Infiniband(Collector):
         super().__init__(options, context)
         self._reader = read
         self._devices: dict[str, _Device] = {}
-        self._ports: dict[tuple[str, ...], PortHistory] = {}
+        self._ports: dict[tuple[str, ...], _Port] = {}
 
     @classmethod
     # the contract's signature
@@ -224,8 +241,8 @@ class Infiniband(Collector):
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the samples of each InfiniBand device, and `port_up` 0 for ports that are gone."""
-        names = self._list()
-        if not names and not self._ports:
+        names, others = self._list(), self._wanted(elsewhere(self.host))
+        if not names and not self._ports and not others:
             message = f"{self.host.sys(_CLASS)} has no device"
             raise NotAvailable(message)
         working, fault = False, None
@@ -236,20 +253,16 @@ class Infiniband(Collector):
                 elif item.metric is UP:
                     working = True
                 yield item
-        yield from self._gone(names)
+        yield from self._gone(names, others)
         if fault is not None and not working:
             raise SourceError(fault.reason, f"no port can be read: {fault.detail}")
 
     def _list(self) -> list[str]:
-        try:
-            names = os.listdir(self.host.sys(_CLASS))
-        except FileNotFoundError:  # the driver was unloaded a moment ago
-            return []
-        return sorted(
-            name
-            for name in names
-            if not any(fnmatchcase(name, pattern) for pattern in self.options.exclude)
-        )
+        return self._wanted(adapters(self.host))  # none if the driver was unloaded a moment ago
+
+    def _wanted(self, names: list[str]) -> list[str]:
+        exclude = self.options.exclude
+        return [name for name in names if not any(fnmatchcase(name, one) for one in exclude)]
 
     def _device(self, name: str) -> Iterator[Sample | Fault]:
         part = f"infiniband {name}"
@@ -283,7 +296,7 @@ class Infiniband(Collector):
         try:
             state = parse_state(self._reader(f"{place}/state"))
             physical = parse_state(self._reader(f"{place}/phys_state"))
-            history = self._ports[labels]
+            history = self._ports[labels].history
             history.observe(active=state == _ACTIVE, downed=downed)
             yield Sample(UP, labels, float(state == _ACTIVE and physical == _LINK_UP))
             yield Sample(STATE, (*labels, _STATES.get(state, "unknown")), 1)
@@ -297,20 +310,39 @@ class Infiniband(Collector):
         except (ValueError, ArithmeticError) as error:
             yield Fault(part, Reason.MALFORMED, f"{place}: {error}")
 
-    def _gone(self, names: list[str]) -> Iterator[Sample]:
-        """Yield the samples of ports that are gone, and forget the devices that are."""
+    def _gone(self, names: list[str], others: list[str]) -> Iterator[Sample]:
+        """Yield the samples of ports that are gone or elsewhere, and forget the devices that are,
+        and the ports of those that have another name.
+        """
         for name in self._devices.keys() - names:
             del self._devices[name]
-        for labels, history in self._ports.items():
+        for name in set(others).difference(name for name, _ in self._ports):  # since the start
+            yield Sample(STATE, (name, "1", "elsewhere"), 1)
+        for labels, known in list(self._ports.items()):
             name, port = labels
             if name in names and (
                 name not in self._devices or port in self._devices[name].adapter.ports
             ):
                 continue
-            history.observe(active=False, downed=None)
-            yield Sample(UP, labels, 0.0)
-            yield Sample(STATE, (*labels, "gone"), 1)
-            yield Sample(FLAPS, labels, history.flaps)
+            if name not in names and not set(names).isdisjoint(known.adapter.siblings):
+                del self._ports[labels]
+            elif name in others or (name not in names and self._bonded(known.adapter)):
+                yield Sample(STATE, (*labels, "elsewhere"), 1)
+            else:
+                known.history.observe(active=False, downed=None)
+                yield Sample(UP, labels, 0.0)
+                yield Sample(STATE, (*labels, "gone"), 1)
+                yield Sample(FLAPS, labels, known.history.flaps)
+
+    def _bonded(self, gone: Adapter) -> bool:
+        """Return whether an adapter that is gone is part of a bond's (mlx5_bond_0)."""
+        interfaces = {
+            sample.labels[PORT_INFO.labels.index("interface")]
+            for device in self._devices.values()
+            for sample in device.constants
+            if sample.metric is PORT_INFO
+        }
+        return not interfaces.isdisjoint(gone.bonds)
 
     def _known(self, name: str) -> _Device:
         """Return the InfiniBand device; a new one if the driver has registered it again."""
@@ -319,7 +351,7 @@ class Infiniband(Collector):
         if device is None or device.adapter.identity != identity(link):
             device = self._devices[name] = _Device(Adapter.at(link, self._reader))
             for port in () if device.adapter.virtual else device.adapter.ports:
-                self._ports.setdefault((name, port), PortHistory())
+                self._ports.setdefault((name, port), _Port(device.adapter)).adapter = device.adapter
         return device
 
 
@@ -346,35 +378,39 @@ def _describe(device: _Device) -> None:
         device.counters[port] = list(_readings(adapter, port))
     device.constants = constants
     device.sensors = [
-        CounterSeries(place, TEMPERATURE, (adapter.name, name), 1000)
+        CounterSeries((place,), TEMPERATURE, (adapter.name, name), 1000)
         for name, place in adapter.sensors()
     ]
 
 
 def _readings(adapter: Adapter, port: str) -> Iterator[CounterSeries]:
     """Yield the counters of an InfiniBand port; of two files with one series, the first."""
-    seen = set()
+    labels = adapter.name, port
+    files: dict[str, str] = {}
     for name, place in adapter.counters(port):
-        metric, per_unit = _TRAFFIC.get(name, (None, 1))
-        labels: tuple[str, ...] = (adapter.name, port)
+        files.setdefault(name, place)
+    for metric, kinds in _TRAFFIC.items():
+        for names, per_unit in kinds:
+            if places := tuple(files[name] for name in names.split() if name in files):
+                yield CounterSeries(places, metric, labels, per_unit)
+                break
+    for name, place in files.items():
         if name in _ERRORS or name in _CONGESTION:
-            metric, labels = ERRORS if name in _ERRORS else CONGESTION, (*labels, name)
-        if metric is not None and (metric, labels) not in seen:
-            seen.add((metric, labels))
-            yield CounterSeries(place, metric, labels, per_unit)
+            metric = ERRORS if name in _ERRORS else CONGESTION
+            yield CounterSeries((place,), metric, (*labels, name), 1)
 
 
 def _read(adapter: Adapter, readings: list[CounterSeries], part: str) -> Iterator[Sample | Fault]:
     """Yield a sample for each reading of a port, and one fault for all failures."""
     faults = []
-    for place, metric, labels, per_unit in readings:
+    for places, metric, labels, per_unit in readings:
         try:
-            value = adapter.number(place)
+            known = [number for place in places if (number := adapter.number(place)) is not None]
         except (OSError, ValueError, ArithmeticError) as error:
             faults.append(fault_of(part, error))
         else:
-            if value is not None:
-                yield Sample(metric, labels, value / per_unit)
+            if known:
+                yield Sample(metric, labels, sum(known) / per_unit)
     if faults:
         yield (
             faults[0]

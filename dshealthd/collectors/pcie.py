@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dshealthd.linux.pci import slot_lanes
 from dshealthd.nvml.collector import GpuCollector
 from dshealthd.nvml.values import Fields, gpu_counter, gpu_gauge, told
 
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 WIDTH = gpu_gauge("dshealthd_pcie_link_width", "Current lanes of the GPU's PCIe link.")
 WIDTH_MAX = gpu_gauge(
-    "dshealthd_pcie_link_width_max", "Most lanes that the GPU and its slot support."
+    "dshealthd_pcie_link_width_max",
+    "Most lanes that the GPU and its slot support; absent in a virtual machine, which does not see "
+    "the slot.",
 )
 GENERATION = gpu_gauge(
     "dshealthd_pcie_link_generation",
@@ -59,6 +62,8 @@ _TRAFFIC = (
 )
 _ASKED = Fields(*_TRAFFIC, *_ERRORS.values())
 _KIB = 1024
+_IN_A_GUEST = frozenset({1, 2})
+"""NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH and _VGPU."""
 
 
 class Pcie(GpuCollector):
@@ -68,7 +73,8 @@ class Pcie(GpuCollector):
         """Yield state, replays and traffic of a GPU's PCIe link."""
         replays, sent, received, *errors = device.fields(_ASKED)
         yield from told(WIDTH, device.query("nvmlDeviceGetCurrPcieLinkWidth"), *gpu.labels)
-        yield from told(WIDTH_MAX, device.once("nvmlDeviceGetMaxPcieLinkWidth"), *gpu.labels)
+        most = device.keep(("lanes",), lambda: self._most_lanes(device))
+        yield from told(WIDTH_MAX, most, *gpu.labels)
         yield from told(
             GENERATION, device.query("nvmlDeviceGetCurrPcieLinkGeneration"), *gpu.labels
         )
@@ -94,3 +100,14 @@ class Pcie(GpuCollector):
                     direction,
                     scale=_KIB,
                 )
+
+    def _most_lanes(self, device: Device) -> int | None:
+        """Return the most lanes of a GPU's link, None if its slot is not seen.
+
+        NVML's maximum is the GPU's: an L40S has 16, and 8 of them in its slot at AWS.
+        """
+        most: int | None = device.once("nvmlDeviceGetMaxPcieLinkWidth")
+        if most is None or device.once("nvmlDeviceGetVirtualizationMode") in _IN_A_GUEST:
+            return None
+        lanes = slot_lanes(self.host, address) if (address := device.address()) else None
+        return most if lanes is None else min(most, lanes)

@@ -7,6 +7,7 @@ the owner.
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from typing import TYPE_CHECKING
 
@@ -43,9 +44,10 @@ def path_check(path: str) -> Check[NodeContext]:
                 finally:
                     os.close(directory)
         except OSError as error:
+            word = shlex.quote(path)
             yield critical(
                 f"{path}: {error.strerror or error}",
-                remedy=f"df -h {path}; mount | grep {path}; ls -ld {path}",
+                remedy=f"df -h {word}; mount | grep -F {word}; ls -ld {word}",
                 component=path,
             )
             return

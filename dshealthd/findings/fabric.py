@@ -276,7 +276,7 @@ def _flapping(series: Series) -> Iterator[Sign]:
     found = {_pair(labels) for labels, value in series.highest(name, MINUTES_15) if value}
     found |= {_pair(labels) for labels, value in series("infiniband_port_up") if not value}
     for labels, value in series.rise(errors, RECENT, type="link_downed"):
-        if value > 0 and _pair(labels) not in found:
+        if value > 0 and _pair(labels) not in found and _settled(series, RECENT):
             yield _sign(labels, "was down for a moment; a job there may have ended or hung", value)
 
 
@@ -311,7 +311,13 @@ def adapters(series: Series, _wall: float) -> Iterator[Sign]:
 
 def _missing_ports(series: Series) -> Iterator[Sign]:
     """Yield that the node has fewer ports than it had within the last week."""
-    there = len(list(series("infiniband_port_up")))
+    there = sum(
+        len(list(points))
+        for points in (
+            series("infiniband_port_up"),
+            series("infiniband_port_state", state="elsewhere"),
+        )
+    )
     if there:
         series.add([PORTS(there)])
     before = list(series.highest(short_name(PORTS), WEEK))

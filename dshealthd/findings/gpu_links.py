@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.past import HOUR, MINUTES_5, MINUTES_15, WEEK
-from dshealthd.findings.series import RECENT, each, each_over, flagged, logged, over
+from dshealthd.findings.series import RECENT, Point, by, each, each_over, flagged, logged, over
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dshealthd.findings.series import Series
 
@@ -55,16 +55,15 @@ def nvlink(series: Series, _wall: float) -> Iterator[Sign]:
     training = _restarted(series)
     alert, name = "DshealthdNvlinkDown", "nvlinks_up"
     before = {labels["uuid"]: value for labels, value in series.peak(name, WEEK)}
-    switch = {labels["gpu"]: value for labels, value in series("nvlinks", remote="switch")}
+    switch = by(series("nvlinks", remote="switch"), "gpu")
     here = list(series(name))
-    most = max((value for _, value in here), default=0)
-    fewer = [labels["gpu"] for labels, value in here if value < most]
+    most, others = max((value for _, value in here), default=0), by(_of_others(here), "gpu")
     for labels, value in here:
         gpu = labels["gpu"]
         # Bridges come in pairs and not between all GPUs: neighbors say little, unless all of them
-        # have more links than one.
-        alone = fewer == [gpu] and len(here) > 2 and value > 0  # noqa: PLR2004 - of two, either
-        usual = max(before.get(labels["uuid"], 0), switch.get(gpu, 0), most if alone else 0)
+        # have more links than one. To NVSwitches all GPUs have as many.
+        theirs = most if switch else (others.get(gpu, 0) if value > 0 else 0)
+        usual = max(before.get(labels["uuid"], 0), switch.get(gpu, 0), theirs)
         if value < usual and gpu not in lost | training and _settled(series):
             yield Sign(
                 alert,
@@ -88,6 +87,14 @@ def nvlink(series: Series, _wall: float) -> Iterator[Sign]:
         if value > 0:
             part, reason = f"NVSwitch {labels['nvswitch']}", "a fatal error (SXid) since boot"
             yield Sign(alert, reason, part=part, hold=0.0, value=value, limit=0, source=name)
+
+
+def _of_others(points: Sequence[Point]) -> Iterator[Point]:
+    """Yield the only GPU of three or more that has less than the others, with what they have."""
+    most = max((value for _, value in points), default=0)
+    fewer = [labels for labels, value in points if value < most]
+    if len(fewer) == 1 and len(points) > 2:  # noqa: PLR2004 - of two, it may be either
+        yield Point(fewer[0], most)
 
 
 def _settled(series: Series) -> bool:
@@ -122,10 +129,15 @@ def nvlink_errors(series: Series, _wall: float) -> Iterator[Sign]:
     yield from each_over(series, alert, series(name), limit, name, reason)
     name = "nvlink_speed_bytes_per_second"
     best = {labels["uuid"]: value for labels, value in series.peak(name, WEEK)}
-    most = max((value for _, value in series(name)), default=0)
+    model = {labels["uuid"]: labels["name"] for labels, _ in series("gpu_info")}
+    most: defaultdict[str | None, float] = defaultdict(float)
+    for labels, value in series(name):
+        of_model = model.get(labels["uuid"])
+        most[of_model] = max(most[of_model], value)
     for labels, value in series.highest(name, MINUTES_5, full=True):
-        usual = max(best.get(labels["uuid"], 0), most)
-        if value < usual and series.value(name, **labels) is not None:
+        usual = max(best.get(labels["uuid"], 0), most[model.get(labels["uuid"])])
+        # The speed is that of active links, of which a GPU without a bridge has none.
+        if 0 < value < usual and series.value(name, **labels) is not None:
             reason = "run slower than they did, or than another GPU's"
             yield Sign(alert, reason, labels, value=value, limit=usual, source=name)
 
@@ -232,23 +244,26 @@ def _slow_pcie(series: Series) -> Iterator[Sign]:
         for labels, value in series("gpu_utilization_ratio")
         if value > series.limits.gpu_busy_ratio
     }
+    width = "pcie_link_width"
+    # A virtual machine does not see its slots: what the link had, or all other GPUs have, is usual.
+    usual = by((*series.peak(width, WEEK), *_of_others(list(series(width)))), "gpu", max)
     for name, lost in (
-        ("pcie_link_width", "has lost lanes"),
+        (width, "has lost lanes"),
         ("pcie_link_generation", "runs below its generation under load"),
     ):
         most = {labels["gpu"]: value for labels, value in series(f"{name}_max")}
         for labels, value in series(name):
-            limit = most.get(labels["gpu"])
+            gpu = labels["gpu"]
+            limit = most.get(gpu, usual.get(gpu, 0) if name == width else 0)
             # An idle GPU lowers its PCIe generation to save power, but never the width.
-            counts = name == "pcie_link_width" or labels["gpu"] in busy
-            if limit is not None and value < limit and counts:
+            if value < limit and (name == width or gpu in busy):
                 yield Sign(
                     PCIE,
                     lost,
                     labels,
                     value=value,
                     limit=limit,
-                    limit_source=f"dshealthd_{name}_max",
+                    limit_source=f"dshealthd_{name}_max" if gpu in most else f"dshealthd_{name}",
                     source=name,
                 )
     gen5 = {

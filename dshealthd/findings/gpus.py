@@ -168,9 +168,8 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
             # The driver resets no GPU that a process uses.
             hold = 0.0 if Users(series).of_gpu(labels) else None
             yield Sign(alert, says, labels, source="gpu_fault", hold=hold)
-    expected, visible = series.value("gpus_expected"), series.value("gpus_visible")
-    if expected is not None and visible is not None and expected - visible > len(named):
-        missing = expected - visible - len(named)
+    missing = _unlisted(series)[0] - len(named)
+    if missing > 0:
         # The driver tells of a GPU that it cannot start once, when it is loaded.
         failed = some(series("kernel_events_total", event=("gpu_init_failed", "gpu_off_bus")))
         yield Sign(
@@ -182,7 +181,7 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
             limit_source="dshealthd_gpus_expected",
             source="gpus_visible",
         )
-    here = expected
+    here = series.value("gpus_expected")
     if here is None and series.value("collector_available", collector="gpu_bus") == 0:
         here = 0.0  # the collector says so if it has seen no GPU since it started
     before = series.limits.gpus or series.value("gpus_before")
@@ -201,6 +200,18 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
             limit_source=limit_source("gpus"),
             source="gpus_expected",
         )
+
+
+def _unlisted(series: Series) -> tuple[float, float]:
+    """Return how many GPUs of the PCI bus NVML does not list: those that it should, and those that
+    are hidden from this process.
+    """
+    visible = series.value("gpus_visible")
+    if visible is None:
+        return 0.0, 0.0
+    unlisted = max(0.0, (series.value("gpus_expected") or 0.0) - visible)
+    hidden = min(unlisted, series.value("gpus_hidden") or 0.0)
+    return unlisted - hidden, hidden
 
 
 def errors(series: Series, wall: float) -> Iterator[Sign]:
@@ -243,8 +254,10 @@ def _memory(series: Series) -> Iterator[Sign]:
     """Yield GPUs with memory errors that the driver did not contain."""
     name = "gpu_ecc_errors_total"
     yield from each(_logged(series, RESET, XIDS_MEMORY), hold=0.0)
-    # Where the driver says that it contained the error (Xid 94), one application has ended.
+    # Where the driver contained the error, one application has ended: it logs that (Xid 94), and
+    # asks for a reset once other jobs are done.
     contained = {labels["gpu"] for labels, _ in series(_XID, xid="94")}
+    contained |= {labels["gpu"] for labels, value in series(_ACTION) if value == DRAIN_AND_RESET}
     for labels, value in series(name, type="uncorrected", counter="volatile"):
         if value > 0 and labels["gpu"] not in contained:
             yield Sign(RESET, _ECC, labels, value=value, limit=0, source=name, hold=0.0)
@@ -372,6 +385,10 @@ def driver(series: Series, wall: float) -> Iterator[Sign]:
             part = f"GPU {labels['gpu']}"
             reason = f"{part}: {labels['reason'].replace('_', ' ')}"
             yield Sign(unwatched, reason, part=part, source="gpu_fault")
+    # Not for a command in a container or a job, which has that one's GPUs on purpose.
+    if series.remembers and (hidden := _unlisted(series)[1]):
+        reason, name = "the agent may not open their device files", "gpus_hidden"
+        yield Sign(unwatched, reason, part="hidden GPUs", value=hidden, source=name)
     if amd := series.value("gpus_unmonitored"):
         reason, name = "they are AMD's, which the agent cannot read", "gpus_unmonitored"
         yield Sign(unwatched, reason, part="AMD GPUs", value=amd, source=name)

@@ -83,7 +83,7 @@ def assumed(user: User) -> Iterator[None]:
 
     PermissionError if this is another user and CAP_SETUID or CAP_SETGID is missing.
     """
-    effective, permitted, inheritable = _capabilities()
+    effective, permitted, inheritable = capabilities()
     fsuid, fsgid, groups = _fs(_SETFSUID), _fs(_SETFSGID), os.getgroups()
     own = user.uid == fsuid and (user.gid, set(user.groups)) == (fsgid, set(groups))
     if not own and user.uid == fsuid == os.geteuid() != 0:
@@ -130,7 +130,7 @@ def _death_signal() -> int:
     return number.value
 
 
-def _capabilities() -> tuple[int, int, int]:
+def capabilities() -> tuple[int, int, int]:
     """Return this thread's effective, permitted and inheritable capabilities."""
     data = ctypes.create_string_buffer(24)
     header = struct.pack("=Ii", _VERSION, 0)

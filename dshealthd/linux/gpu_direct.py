@@ -5,10 +5,10 @@ adapters.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import lines_of, read, read_existing
+from dshealthd.linux.infiniband import adapters, of_nvidia
 from dshealthd.linux.pci import bus
 
 if TYPE_CHECKING:
@@ -27,14 +27,6 @@ def gpus(host: Host) -> tuple[str, ...]:
         return ()
 
 
-def adapters(host: Host) -> list[str]:
-    """Return the names of this machine's RDMA adapters. OSError."""
-    try:
-        return sorted(os.listdir(host.sys("class/infiniband")))
-    except FileNotFoundError:
-        return []
-
-
 def paths_not_judged(host: Host) -> str:
     """Return why PCI switches and IOMMU of this machine are not judged; "" if they are. OSError."""
     if not gpus(host) or not adapters(host):
@@ -51,8 +43,7 @@ def peer_memory(host: Host) -> bool | None:
     Through the module nvidia_peermem, or as a DMA-BUF of the open driver.
     """
     version = read_existing(host.proc("driver/nvidia/version"))
-    has_adapter = any(name.startswith("mlx5_") for name in adapters(host))
-    if version is None or not has_adapter or not gpus(host):
+    if version is None or not of_nvidia(host) or not gpus(host):
         return None
     modules = {line.split(" ", 1)[0] for line in lines_of(read(host.proc("modules")))}
     release = read(host.proc("sys/kernel/osrelease")).strip()

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import integer
-from dshealthd.linux.pci import VIRTUAL
+from dshealthd.core.host import integer, read_existing
+from dshealthd.linux.pci import ADAPTERS, VIRTUAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from dshealthd.core.host import Host
 
 _PAGE = 4096
 _UNKNOWN = (1 << 64) - 1
@@ -56,8 +58,12 @@ class Adapter:
     """Distinguishes this registration from later ones."""
     ports: tuple[str, ...]
     read: Callable[[str], bytes]
+    function: str = ""
+    """The directory of its PCI function, which outlives it."""
     virtual: bool = False
-    """Whether it is a virtual function, seen from its host: it comes and goes with containers."""
+    """Whether it is a virtual or scalable function, seen from its host: it comes and goes with
+    containers.
+    """
     unsupported: set[str] = field(default_factory=set)
     """Files that the driver refuses, read once: the kernel logs some refusals."""
 
@@ -66,8 +72,9 @@ class Adapter:
         """Return the adapter behind `/sys/class/infiniband/NAME`, without a call of its driver."""
         place = os.path.realpath(link)
         ports = tuple(_entries(f"{place}/ports"))
-        virtual = os.path.lexists(f"{place}/device/{VIRTUAL}")
-        return cls(os.path.basename(link), place, identity(place), ports, read, virtual)
+        function = os.path.realpath(f"{place}/device")
+        virtual = _is_virtual(function)
+        return cls(os.path.basename(link), place, identity(place), ports, read, function, virtual)
 
     def number(self, place: str) -> int | None:
         """Return the number in a file of the adapter, None if it has none. OSError, ValueError."""
@@ -78,6 +85,18 @@ class Adapter:
             return None
         value = integer(place, content)
         return None if value == _UNKNOWN else value
+
+    @property
+    def siblings(self) -> list[str]:
+        """The names of the adapters that its PCI function has now."""
+        return _entries(f"{self.function}/infiniband")
+
+    @property
+    def bonds(self) -> set[str]:
+        """The bonds that the network interfaces of its PCI function belong to."""
+        net = f"{self.function}/net"
+        masters = (os.path.realpath(f"{net}/{name}/master") for name in _entries(net))
+        return {os.path.basename(master) for master in masters}
 
     def text(self, path: str) -> str:
         """Return the line in a file of the adapter; "" if there is none, or it does not apply."""
@@ -159,10 +178,49 @@ class PortHistory:
         self.active, self.downed = active, downed
 
 
+def adapters(host: Host) -> list[str]:
+    """Return the names of this machine's RDMA adapters. OSError."""
+    return _entries(host.sys("class/infiniband"))
+
+
+def of_nvidia(host: Host) -> list[str]:
+    """Return the names of NVIDIA's adapters: by their vendor, as udev may have renamed mlx5_0 to
+    ibp24s0 (rdma-core's rules do so by default). OSError.
+    """
+    place = host.sys("class/infiniband/{}/device/vendor")
+    return [
+        name
+        for name in adapters(host)
+        if (read_existing(place.format(name)) or "").strip() == ADAPTERS
+    ]
+
+
+def elsewhere(host: Host) -> list[str]:
+    """Return the names of adapters in other network namespaces, as a container has them to itself
+    (`rdma system set netns exclusive`), but not of virtual functions. OSError.
+
+    There the kernel hides an adapter, but not the device through which programs open it.
+    """
+    here, found = adapters(host), []
+    for verbs in _entries(host.sys("class/infiniband_verbs")):
+        place = host.sys(f"class/infiniband_verbs/{verbs}")
+        name = (read_existing(f"{place}/ibdev") or "").strip() if verbs.startswith("u") else ""
+        if name and name not in here and not _is_virtual(f"{place}/device"):
+            found.append(name)
+    return found
+
+
 def identity(place: str) -> tuple[int, int]:
     """Return what distinguishes an adapter's directory from a later one with the same name."""
     status = os.stat(place)
     return status.st_dev, status.st_ino
+
+
+def _is_virtual(function: str) -> bool:
+    """Return whether a device is a part of an adapter: a virtual function, or a scalable one of
+    mlx5.
+    """
+    return any(os.path.lexists(f"{function}/{file}") for file in (VIRTUAL, "sfnum"))
 
 
 def _entries(directory: str) -> list[str]:

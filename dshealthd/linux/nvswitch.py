@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read_bytes
+from dshealthd.linux.infiniband import of_nvidia
 from dshealthd.linux.pci import bus
 
 if TYPE_CHECKING:
@@ -55,14 +56,9 @@ class Switches:
         return ()
 
     def _adapters(self) -> Mapping[str, bool | OSError]:
-        try:
-            names = os.listdir(self._host.sys("class/infiniband"))
-        except FileNotFoundError:
-            names = []
         self._manages = {
             name: known if isinstance(known := self._manages.get(name), bool) else self._read(name)
-            for name in names
-            if name.startswith("mlx5_")
+            for name in of_nvidia(self._host)
         }
         return self._manages
 

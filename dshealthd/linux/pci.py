@@ -23,7 +23,7 @@ PASSED_THROUGH = frozenset({"vfio-pci", "pci-stub"})
 """Drivers that hold a device for a virtual machine, so that this system cannot use it."""
 _NETWORK_CLASSES = ("0x0200", "0x0207")
 """Ethernet and InfiniBand controllers."""
-_ADAPTERS = "0x15b3"
+ADAPTERS = "0x15b3"
 """Mellanox, now NVIDIA: vendor of fabric adapters."""
 VIRTUAL = "physfn"
 """Link that only virtual functions have, as their host sees them; their number is configurable."""
@@ -46,6 +46,21 @@ class Bus:
     def gpus(self) -> tuple[str, ...]:
         """Return the addresses of NVIDIA's GPUs, in bus order. OSError if it cannot be read."""
         return self._of_nvidia(DISPLAY_CLASSES)
+
+    def hidden(self) -> int:
+        """Return how many GPUs of NVIDIA's driver this process may not open, as those of another
+        container or job. No device is opened. OSError.
+        """
+        held = sum(self._driver(address) == "nvidia" for address in self.gpus())
+        if not held:
+            return 0
+        files = (
+            self._host.device(name)
+            for name in os.listdir(self._host.dev)
+            if name.startswith("nvidia") and name.removeprefix("nvidia").isdecimal()
+        )
+        # The kernel asks the device cgroup, too.
+        return max(0, held - sum(os.access(file, os.R_OK | os.W_OK) for file in files))
 
     def amd_gpus(self) -> tuple[str, ...]:
         """Return the addresses of AMD's GPUs that this system uses, in bus order. OSError."""
@@ -106,6 +121,19 @@ class Bus:
 def bus(host: Host) -> Bus:
     """Return this process's one PCI `Bus` for a host."""
     return Bus(host)
+
+
+def slot_lanes(host: Host, address: str) -> int | None:
+    """Return the most lanes of the port above a PCI device; None if it is unknown."""
+    port = os.path.dirname(os.path.realpath(host.sys(f"bus/pci/devices/{address}")))
+    try:
+        return int(read(f"{port}/max_link_width"))
+    except (
+        OSError,
+        ValueError,
+        ArithmeticError,
+    ):  # above it is no port of PCI Express, or the GPU is gone
+        return None
 
 
 def driver_absent(host: Host) -> str | None:
@@ -194,7 +222,7 @@ def _device(place: str) -> PciDevice | None:
         vendor = read(f"{place}/vendor").strip()
         if vendor == NVIDIA and kind.startswith(DISPLAY_CLASSES):
             name = "gpu"
-        elif vendor == _ADAPTERS and kind.startswith(_NETWORK_CLASSES):
+        elif vendor == ADAPTERS and kind.startswith(_NETWORK_CLASSES):
             if os.path.lexists(f"{place}/{VIRTUAL}"):
                 return None
             name = "adapter"

@@ -189,6 +189,11 @@ class Device:
             self._record(Reason.MALFORMED, f"{key[0]}: {error}")
         return None
 
+    def address(self) -> str:
+        """Return this device's PCI address, as the kernel writes it; empty if it is unknown."""
+        pci = self.once("nvmlDeviceGetPciInfo_v3")
+        return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0" if pci else ""
+
     def compute_processes(self) -> list[int] | None:
         """Return the pids of the compute processes on this device; None as `query` does.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dshealthd.collectors.gpu_bus import AMD, EXPECTED
+from dshealthd.collectors.gpu_bus import AMD, EXPECTED, HIDDEN
 from dshealthd.core.result import CollectionOutcome
-from tests.collectors.bench import Bench, value
+from tests.collectors.bench import Bench, value, write
 from tests.linux.test_pci import add
 from tests.nvml.simulator import Simulator
 
@@ -28,3 +28,20 @@ def test_amd_alone(tmp_path: Path) -> None:
     result = Bench("gpu_bus", tmp_path).collect()
     assert value(result, AMD) == 1
     assert {sample.metric for sample in result.samples} == {AMD}
+
+
+def test_hidden(tmp_path: Path) -> None:
+    """GPUs of the driver are hidden as far as there are fewer device files that may be opened."""
+    for number, driver in enumerate(("nvidia", "nvidia", "nvidia", "nouveau", "")):
+        add(tmp_path / "sys", f"0000:1{number}:00.0", "0x10de", "0x030200", driver)
+    (tmp_path / "dev").mkdir()
+    bench = Bench("gpu_bus", tmp_path)
+    assert value(bench.collect(), EXPECTED) == 5
+    for files, hidden in (
+        ("nvidiactl nvidia-uvm", 3),
+        ("nvidia0", 2),
+        ("nvidia1 nvidia2", None),
+        ("nvidia15", None),
+    ):
+        write(tmp_path / "dev", dict.fromkeys(files.split(), ""))
+        assert value(bench.collect(), HIDDEN) == hidden

@@ -314,9 +314,12 @@ def test_port_vanishes(bench: Adapters) -> None:
     assert values(result, UP)["mlx5_1", "2"] == 0
 
 
-def test_virtual_function(bench: Adapters) -> None:
-    """A virtual function that its host sees has traffic, and none of it is down when it goes."""
-    (bench.sysfs / "class/infiniband/mlx5_1/device/physfn").symlink_to("../0000:18:00.0")
+@pytest.mark.parametrize("file", ["physfn", "sfnum"])
+def test_virtual_function(bench: Adapters, file: str) -> None:
+    """A virtual or scalable function that its host sees has traffic, and none of it is down when it
+    goes.
+    """
+    (bench.sysfs / f"class/infiniband/mlx5_1/device/{file}").touch()
     before = bench.collect()
     assert before.outcome is CollectionOutcome.OK
     assert ("mlx5_1", "1") in values(before, TRANSMIT_BYTES)
@@ -325,6 +328,82 @@ def test_virtual_function(bench: Adapters) -> None:
     after = bench.collect()
     assert up(after) == up(before)
     assert "mlx5_1" not in {sample.labels[0] for sample in after.samples}
+
+
+def test_device_that_is_renamed(bench: Adapters) -> None:
+    """A device that has another name now, as udev or a bond gives it, is not gone."""
+    bench.collect()
+    place = bench.remove("mlx5_1")
+    (bench.sysfs / "class/infiniband/ibp59s0").symlink_to(place.rename(place.with_name("ibp59s0")))
+    for _ in range(2):
+        result = bench.collect()
+        assert not result.faults
+        assert up(result) == dict.fromkeys(DEVICES - {"mlx5_1", "mlx5_3"} | {"ibp59s0"}, 1) | {
+            "mlx5_3": 0
+        }
+        assert "mlx5_1" not in {sample.labels[0] for sample in result.samples}
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_device_of_another_namespace(bench: Adapters, *, started: bool) -> None:
+    """A device that a container has to itself is neither gone nor down, also for an agent that
+    starts meanwhile; a virtual function does not count.
+    """
+    if started:
+        bench.collect()
+    place = bench.remove("mlx5_1")
+    shutil.move(place, bench.sysfs / "elsewhere")
+    for number, name in enumerate(("mlx5_0", "mlx5_1", "mlx5_9")):
+        verbs = bench.sysfs / f"class/infiniband_verbs/uverbs{number}"
+        write(verbs, {"ibdev": name, "device/vendor": "0x15b3"})
+    (verbs / "device/physfn").symlink_to("../0000:18:00.0")
+    for _ in range(2):
+        result = bench.collect()
+        assert not result.faults
+        assert set(up(result)) == DEVICES - {"mlx5_1"}
+        ours = [sample for sample in result.samples if sample.labels[0] == "mlx5_1"]
+        assert [sample[:2] for sample in ours] == [(STATE, ("mlx5_1", "1", "elsewhere"))]
+        assert "mlx5_9" not in {sample.labels[0] for sample in result.samples}
+    shutil.move(bench.sysfs / "elsewhere", place)
+    (bench.sysfs / "class/infiniband/mlx5_1").symlink_to(place)
+    result = bench.collect()
+    assert up(result)["mlx5_1"] == 1
+    assert values(result, FLAPS)["mlx5_1", "1"] == 0
+
+
+def test_all_devices_of_other_namespaces(bench: Adapters) -> None:
+    """They are there, as in a container's view of its host."""
+    for name in DEVICES:
+        bench.remove(name)
+    assert bench.collect().outcome is CollectionOutcome.NOT_AVAILABLE
+    write(bench.sysfs / "class/infiniband_verbs/uverbs0", {"ibdev": "mlx5_0"})
+    result = bench.collect()
+    assert result.outcome is CollectionOutcome.OK
+    assert values(result, STATE) == {("mlx5_0", "1", "elsewhere"): 1}
+
+
+def test_devices_that_become_a_bond(bench: Adapters) -> None:
+    """Of a bond's ports, the device of the first is named after the bond, and that of the other
+    ends: neither is down.
+    """
+    bench.collect()
+    bond = bench.sysfs / "class/net/bond0"
+    bond.mkdir(parents=True)
+    for name in ("mlx5_1", "mlx5_2"):
+        net = (bench.sysfs / f"class/infiniband/{name}/device/net").resolve()
+        for interface in net.iterdir():
+            (interface / "master").symlink_to(bond)
+    other, first = bench.remove("mlx5_1"), bench.remove("mlx5_2")
+    shutil.rmtree(other)
+    write(first, {"ports/1/gid_attrs/ndevs/0": "bond0"})
+    (bench.sysfs / "class/infiniband/mlx5_bond_0").symlink_to(
+        first.rename(first.with_name("mlx5_bond_0"))
+    )
+    result = bench.collect()
+    assert up(result) == {"irdma0": 1, "mlx5_0": 1, "mlx5_3": 0, "mlx5_bond_0": 1}
+    assert values(result, STATE)["mlx5_1", "1", "elsewhere"] == 1
+    (bench.sysfs / "class/infiniband/mlx5_bond_0").unlink()
+    assert up(bench.collect())["mlx5_1"] == 0
 
 
 def test_driver_unloaded(bench: Adapters) -> None:
@@ -415,6 +494,21 @@ def test_counters_of_other_drivers(
     assert values(result, RECEIVE_BYTES) == {("rdma0", "1"): 5000}
     for metric, found in ((ERRORS, errors), (CONGESTION, congestion)):
         assert values(result, metric) == {("rdma0", "1", name): n for name, n in found.items()}
+
+
+def test_counters_of_intel(tmp_path: Path) -> None:
+    """The traffic of an E810 is in files of IPv4 and IPv6, which are added up."""
+    port = tmp_path / "sys/class/infiniband/rocep24s0/ports/1"
+    write(port, {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "100 Gb/sec (4X EDR)"})
+    counts = {"ip4OutOctets": 4000, "ip6OutOctets": 300, "ip4InOctets": 5000, "ip4InDiscards": 7}
+    counts |= {"cnpSent": 8, "iwInRdmaReads": 9}
+    write(port / "hw_counters", {name: str(count) for name, count in counts.items()})
+    result = Adapters(tmp_path).collect()
+    assert not result.faults
+    assert values(result, TRANSMIT_BYTES) == {("rocep24s0", "1"): 4300}
+    assert values(result, RECEIVE_BYTES) == {("rocep24s0", "1"): 5000}
+    assert values(result, ERRORS) == {("rocep24s0", "1", "ip4InDiscards"): 7}
+    assert values(result, CONGESTION) == {("rocep24s0", "1", "cnpSent"): 8}
 
 
 def test_holds_no_file_open(bench: Adapters) -> None:

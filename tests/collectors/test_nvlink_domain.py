@@ -17,6 +17,7 @@ from bench.processes import free_port
 from dshealthd.core.collector import Reason
 from dshealthd.linux import imex
 from dshealthd.linux.nvswitch import ENABLED, FABRIC_MANAGER, SUBNET_MANAGER
+from tests.collectors.bench import write
 from tests.nvml.node import Node, nodes
 from tests.waiting import until
 
@@ -262,11 +263,11 @@ def test_fabric_manager_that_cannot_be_known(board: Node, tmp_path: Path) -> Non
 def test_managers_of_blackwell(rack: Node, tmp_path: Path) -> None:
     """Its switches are known by adapters, each read once, and need the subnet manager, too."""
     data = tmp_path / "sys/class/infiniband/mlx5_0/device/vpd"
-    data.parent.mkdir(parents=True)
+    write(data.parent, {"vendor": "0x15b3"})
     data.write_bytes(b"\x82\x1e\x00NVIDIA ConnectX-7 ...\x78")
     assert not rack.collect("nvlink_domain").values("fabric_manager_running")  # NVL72's
-    other = tmp_path / "sys/class/infiniband/mlx5_1/device/vpd"
-    other.parent.mkdir(parents=True)
+    other = tmp_path / "sys/class/infiniband/ibp154s0f0/device/vpd"  # as udev may name it
+    write(other.parent, {"vendor": "0x15b3"})
     other.write_bytes(b"\x82\x1e\x00NVIDIA ConnectX-7 ...SMDL=SW_MNG:\x78")
     with daemon(tmp_path, SUBNET_MANAGER):
         seen = rack.collect("nvlink_domain")
@@ -284,6 +285,7 @@ def test_vital_data_that_cannot_be_read(rack: Node, tmp_path: Path) -> None:
     """
     data = tmp_path / "sys/class/infiniband/mlx5_0/device/vpd"
     data.mkdir(parents=True)
+    write(data.parent, {"vendor": "0x15b3"})
     reasons = {"Fabric Manager": Reason.IO_ERROR}
     for _ in itertools.repeat(None, 2):
         assert rack.collect("nvlink_domain").reasons("nvlink_domain") == reasons

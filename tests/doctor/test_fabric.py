@@ -21,6 +21,20 @@ from dshealthd.linux.imex import DAEMON, NODES
 from tests.doctor.looks import look, named, outcomes, results
 from tests.doctor.machine import Machine
 
+_NOT_INITIALIZED = """
+import os, warnings
+
+def device_count():  # by NVML, without CUDA
+    return 8
+
+def is_available():
+    if os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK") == "1":
+        return device_count() > 0
+    warnings.warn("CUDA initialization: Error 802: system not yet initialized")
+    return False
+"""
+"""What torch does while CUDA cannot start, as without Fabric Manager (torch/cuda/__init__.py)."""
+
 
 def test_imex(make_machine: Callable[..., Machine], tmp_path: Path) -> None:
     """Set up for several nodes and not running is found in such a fabric alone; running, it
@@ -87,7 +101,14 @@ def test_torch_that_does_not_see_the_gpus(
     )
     package = machine.directory / "torch"
     package.mkdir()
-    (package / "cuda.py").write_text("def device_count():\n    return 8\n")
+    (package / "cuda.py").write_text(_NOT_INITIALIZED)
     (package / "__init__.py").write_text("from torch import cuda\n")
     mended = dataclasses.replace(context, python=(str(broken),))
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    (found,) = results(software.CUDA_DEVICES, mended)
+    assert (found.outcome.value, found.value) == ("warning", "0")
+    assert found.text.endswith("NVML sees 8: Error 802: system not yet initialized")
+    (package / "cuda.py").write_text(
+        "def device_count():\n    return 8\n\n\ndef is_available():\n    return True\n"
+    )
     assert outcomes(software.CUDA_DEVICES, mended) == ["ok"]

@@ -117,3 +117,25 @@ def test_gpus_that_are_released(make_machine: Callable[..., Machine]) -> None:
     assert "disables the GPU collectors" in answer.results("gpu-metrics")[0]["remedy"]
     machine.config.write_text("[collectors.gpu]\nenabled = true\n", encoding="utf-8")
     assert machine.examine().found == {}
+
+
+def test_gpus_of_another_container(make_machine: Callable[..., Machine]) -> None:
+    """In a container with two of a node's eight GPUs these alone are judged; one of which NVML does
+    not list is lost, as is one that the driver does not have.
+    """
+    machine = make_machine()
+    machine.simulator.order(0, 1)
+    devices = sorted((machine.sys / "bus/pci/devices").iterdir())
+    for device in devices:
+        (device.resolve() / "driver").symlink_to("../../../bus/pci/drivers/nvidia")
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (machine.dev / name).touch()
+    answer = machine.examine()
+    assert (answer.status, answer.found) == (0, {})
+    (machine.dev / "nvidia2").touch()
+    answer = machine.examine()
+    assert answer.found["gpus", "GPUs"] == ("gpu-lost", "critical")
+    assert answer.results("gpus")[0]["value"] == "1"
+    (machine.dev / "nvidia2").unlink()
+    (devices[7].resolve() / "driver").unlink()
+    assert machine.examine().results("gpus")[0]["value"] == "1"

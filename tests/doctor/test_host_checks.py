@@ -25,6 +25,7 @@ from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.path_check import path_check
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.linux import forked
+from dshealthd.linux.credentials import capabilities, set_capabilities
 from dshealthd.linux.kmsg import KernelLogReader, KernelLogRecord, kernel_clock
 from tests import frozen
 from tests.doctor.looks import look, named, outcomes, results
@@ -45,11 +46,14 @@ def with_hardware(machine: Machine) -> NodeContext:
 
 
 def test_limits_of_open_files_and_locked_memory(
-    make_machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+    make_machine: Callable[..., Machine],
 ) -> None:
-    """Low limits are found on a node with GPUs and InfiniBand; raised, they pass."""
+    """Low limits are found on a node with GPUs and InfiniBand; raised, they pass. The second also
+    holds for root, without the capability that containers do not have.
+    """
     context = with_hardware(make_machine())
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)  # root's rights lift the second
+    held, permitted, inheritable = capabilities()
+    set_capabilities(held & ~(1 << limits.CAP_IPC_LOCK), permitted, inheritable)
     before = {
         which: resource.getrlimit(which)
         for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK)
@@ -61,6 +65,7 @@ def test_limits_of_open_files_and_locked_memory(
     finally:
         for which, old in before.items():
             resource.setrlimit(which, old)
+        set_capabilities(held, permitted, inheritable)
     assert {one.outcome.value for one in low.values()} == {"warning"}
     assert low["nofile of this shell"].remedy == "ulimit -n $(ulimit -Hn)"
     assert low["nofile of this shell"].value == "1024"
@@ -215,6 +220,14 @@ def test_paths_of_the_command_line(mount: frozen.Mount) -> None:
     assert outcomes(path_check(path), context) == ["ok"]
     (absent,) = results(path_check(f"{path}/absent"), context)
     assert absent.outcome.value == "critical"
+
+
+def test_path_of_several_words() -> None:
+    """A path stays one word of each command of its remedy."""
+    (absent,) = results(path_check("/absent; it"), look())
+    assert absent.remedy == (
+        "df -h '/absent; it'; mount | grep -F '/absent; it'; ls -ld '/absent; it'"
+    )
 
 
 @pytest.mark.parametrize(

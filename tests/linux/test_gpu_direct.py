@@ -29,7 +29,9 @@ def machine(
         (place / "class").write_text("0x030200\n")
         (place / "vendor").write_text("0x10de\n")
     if adapter:
-        (directory / "sys/class/infiniband" / adapter).mkdir(parents=True)
+        device = directory / "sys/class/infiniband" / adapter / "device"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text("0x14e4\n" if adapter.startswith("bnxt") else "0x15b3\n")
     usual = {
         "cpuinfo": "processor: 0\nflags\t\t: fpu sse2 ht\n",
         "modules": "nvidia 100 1 - Live 0x0\n",
@@ -81,6 +83,13 @@ def test_what_is_judged(tmp_path: Path, adapter: str, gpus: int, cpuinfo: str, w
 def test_peer_memory(tmp_path: Path, files: dict[str, str], *, reaches: bool | None) -> None:
     """By a module, or as a DMA-BUF of the open driver from Linux 5.12 on."""
     assert gpu_direct.peer_memory(machine(tmp_path, files)) is reaches
+
+
+def test_adapters_that_udev_has_renamed(tmp_path: Path) -> None:
+    """NVIDIA's adapters are known by their vendor: rdma-core renames them by default."""
+    for adapter in ("ibp24s0", "rocep65s0f0"):
+        host = machine(tmp_path / adapter, {"version": CLOSED}, adapter)
+        assert gpu_direct.peer_memory(host) is False
 
 
 @pytest.mark.parametrize(("adapter", "gpus"), [("bnxt_re0", 2), ("", 2), ("mlx5_0", 0)])

@@ -185,6 +185,7 @@ enum { RETURNS(AS_ENUM) };
     D(recovery_action, "0", "0", "0", "0") \
     D(persistence_mode, "1", "1", "1", "1") \
     D(compute_mode, "0", "0", "0", "0") \
+    D(virtualization_mode, "0", "0", "0", "0") \
     D(pcie_generation, "5", "4", "3", "5") \
     D(pcie_generation_max, "5", "4", "3", "5") \
     D(pcie_width, "16", "16", "16", "16") \
@@ -1097,6 +1098,7 @@ API int nvmlDeviceGetHandleByIndex_v2(uint index, struct device **out)
     X(nvmlDeviceGetPcieReplayCounter, "pcie_replay") \
     X(nvmlDeviceGetPersistenceMode, "persistence_mode") \
     X(nvmlDeviceGetComputeMode, "compute_mode") \
+    X(nvmlDeviceGetVirtualizationMode, "virtualization_mode") \
     X(nvmlDeviceGetMaxMigDeviceCount, "mig_max")
 
 #define ULLS(X) \

@@ -55,17 +55,14 @@ def _no_nvml(context: NodeContext) -> Iterator[Result]:
         )
 
 
-def _reported(what: str, remedy: str, *metrics: str) -> Callable[[NodeContext], Iterator[Result]]:
-    """Return problems: each GPU that has no sample of one of these metrics."""
+def _reported(what: str, remedy: str, metric: str) -> Callable[[NodeContext], Iterator[Result]]:
+    """Return problems: each GPU that has no sample of a metric."""
 
     def problems(context: NodeContext) -> Iterator[Result]:
         series = context.series
-        silent = {
-            gpu
-            for (gpu,) in series.parts("gpu_up", "gpu")
-            for name in metrics
-            if not series.has(name, gpu=gpu)
-        }
+        silent = [
+            gpu for (gpu,) in series.parts("gpu_up", "gpu") if not series.has(metric, gpu=gpu)
+        ]
         for gpu in sorted(silent):
             yield unknown(
                 f"GPU {gpu} does not report {what}",
@@ -183,7 +180,7 @@ CHECKS = (
         absent=("infiniband_port_up", "no InfiniBand"),
     ),
     snapshot_check(
-        "gpu-metrics-gone", "gpu-metrics", "No GPU on the PCI bus is hidden from NVML", "gpu_bus"
+        "gpu-metrics-gone", "gpu-metrics", "All GPUs that may be used here are monitored", "gpu_bus"
     ),
     snapshot_check(
         "gpu-throttled",
@@ -225,12 +222,9 @@ CHECKS = (
         "pcie",
         "PCIe links have their full width",
         "pcie",
-        absent=_NO_GPU,
+        absent=("pcie_link_width_max", "a virtual machine does not see how wide its slots are"),
         problems=_reported(
-            "its PCIe link width",
-            "-q | grep -A 8 'GPU Link Info'",
-            "pcie_link_width",
-            "pcie_link_width_max",
+            "its PCIe link width", "-q | grep -A 8 'GPU Link Info'", "pcie_link_width"
         ),
     ),
     snapshot_check(

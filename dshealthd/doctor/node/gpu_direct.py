@@ -13,6 +13,7 @@ from dshealthd.core.host import read, read_bytes
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Result, ok, unknown, warning
 from dshealthd.linux import gpu_direct
+from dshealthd.linux.infiniband import adapters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +67,7 @@ def parse_acs(config: bytes) -> int | None:
 
 def _bridges(host: Host) -> list[str]:
     devices = [host.sys(f"bus/pci/devices/{address}") for address in gpu_direct.gpus(host)]
-    devices += [host.sys(f"class/infiniband/{name}/device") for name in gpu_direct.adapters(host)]
+    devices += [host.sys(f"class/infiniband/{name}/device") for name in adapters(host)]
     found: set[str] = set()
     for device in devices:
         bridge = os.path.dirname(os.path.realpath(device))

@@ -13,6 +13,7 @@ from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, warning
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.linux.credentials import capabilities
 from dshealthd.linux.process_limits import ProcessLimits, parse_limits
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
     from dshealthd.doctor.node_context import NodeContext
 
+CAP_IPC_LOCK = 14
 LAUNCHERS = frozenset(("slurmd", "slurmstepd"))
 
 
@@ -59,15 +61,16 @@ def _judge(context: NodeContext, who: str, limits: ProcessLimits) -> Iterator[Re
             source="doctor.open_files",
             component=f"nofile of {who}",
         )
-    # CAP_IPC_LOCK lifts the limit for root, but not for other users' jobs
-    lifted = not slurm and os.geteuid() == 0
+    # The capability lifts the limit, but not for other users' jobs; root has none in a container.
+    lifted = not slurm and capabilities()[0] >> CAP_IPC_LOCK & 1
     if context.has_infiniband and limits.locked < options.locked_memory_bytes and not lifted:
         yield warning(
             f"{who} may lock {limits.locked / (1 << 20):g} MiB of memory: RDMA pins every buffer, "
             "and NCCL fails with ibv_reg_mr or ENOMEM",
             remedy="systemctl edit slurmd  # [Service] LimitMEMLOCK=infinity"
             if slurm
-            else "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/90-memlock.conf",
+            else "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/90-memlock.conf"
+            "  # of a container: --ulimit memlock=-1, or the capability IPC_LOCK",
             value=str(Bytes(limits.locked)),
             limit=str(options.locked_memory_bytes),
             source="doctor.locked_memory_bytes",

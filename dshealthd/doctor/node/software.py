@@ -27,7 +27,10 @@ ONCE = frozenset(("torch", "deepspeed", "nccl"))
 COMPATIBILITY = "CUDA minor version compatibility (docs.nvidia.com/deploy/cuda-compatibility)"
 DEADLINE = 8.0
 """Seconds: importing torch takes two from a local disk, and more from a shared one."""
-_SCRIPT = "import torch; print(torch.cuda.device_count())"
+_SCRIPT = "import torch.cuda as c; print(c.device_count() if c.is_available() else 0)"
+"""torch counts the GPUs by NVML, whether or not CUDA can start; only the second call starts it."""
+_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""The variable by which the second call does not start CUDA either."""
 
 
 def prefix(python: str) -> str:
@@ -112,6 +115,7 @@ def _count_devices(python: str) -> tuple[int, str, str]:
     user = (owner or NOBODY.uid) if os.geteuid() == 0 else None
     done = subprocess.run(  # noqa: S603 - named by whoever runs the command or configures it
         [python, "-I", "-c", _SCRIPT],
+        env={name: value for name, value in os.environ.items() if name != _BY_NVML},
         capture_output=True,
         text=True,
         check=False,
@@ -141,9 +145,12 @@ def _cuda_problems(context: NodeContext) -> Iterator[Result]:
             last = errors.splitlines()[-1:] or [f"exit status {code}"]
             yield unknown(f"{python}: {last[0][:300]}", component=python)
         elif int(output) < expected:
+            _, failed, why = errors.partition("CUDA initialization: ")
             yield warning(
-                f"torch of {python} sees {plural(int(output), 'GPU')}, but NVML sees {expected:g}",
-                remedy=f"{python} -c 'import torch; torch.cuda.init()'; ls -l /dev/nvidia*",
+                f"torch of {python} sees {plural(int(output), 'GPU')}, but NVML sees {expected:g}"
+                + (f": {why.splitlines()[0][:300]}" if failed and why else ""),
+                remedy=paste(python, "-c", "import torch; torch.cuda.init()")
+                + "; ls -l /dev/nvidia*",
                 value=output,
                 limit=f"{expected:g}",
                 source="dshealthd_gpus_visible",

@@ -113,7 +113,7 @@ function gpuNotes(status, id) {
       { class: narrow || "quiet" },
       flag(narrow),
       known(width)
-        ? `PCIe ${known(generation) ? `${generation}.0 ` : ""}\u00d7${width}${narrow ? ` of ${widest}` : ""}`
+        ? `PCIe ${known(generation) ? `${generation}.0 ` : ""}\u00d7${width}${narrow && known(widest) ? ` of ${widest}` : ""}`
         : unknown(),
     ),
   ];
