@@ -30,6 +30,8 @@ class Call(NamedTuple):
     """The operator that ends the command."""
     given: Mapping[str, str] = {}
     """Variables that are set in front of the command."""
+    reads: Sequence[str] = ()
+    """Variables that it leaves to the shell inside."""
 
     @property
     def own(self) -> list[str]:
@@ -46,7 +48,7 @@ class Call(NamedTuple):
         found["program"] = [self.program]
         if any(programs.runs_programs(os.path.basename(word)) for word in self.words):
             found["trains"] = [""]
-        if any(word.startswith("$") for word in self.own):  # a variable may hold options
+        if any(word.startswith("$") for word in self.own):  # `rules`
             found["open"] = [""]
         if self.words and not self.words[0].startswith("-"):
             found[self.words[0]] = [""]
@@ -75,7 +77,8 @@ def calls(
         for at, name in enumerate(names):
             if name in programs.CALLED and (at == 0 or names[0] in _OUTER):
                 outer = next((one for one in reversed(names[:at]) if one in _OUTER), by)
-                yield Call(name, words[at + 1 :], outer, command.end, command.own)
+                reads = sorted(command.reads)
+                yield Call(name, words[at + 1 :], outer, command.end, command.own, reads)
             if programs.runs_shell([name]) or (name.endswith(".sh") and not inside):
                 found = programs.text_of_shell(words[at:], command.document, read)
                 inside = (found[0] if found else "") or inside
