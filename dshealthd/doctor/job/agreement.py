@@ -32,6 +32,9 @@ _RANKS = {
 }
 """Ranks, the variables that are another kind of rank, and of what the job then has several."""
 _IN_SCRIPT = "scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1  # in the script"
+_PORT = "export MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000))  # in the script"
+_DRAWN = frozenset({"RANDOM", "BASHPID"})
+"""Variables of a shell from which ports are made."""
 _LISTED = r"\$\{?(SLURM_(?:JOB_|STEP_)?NODELIST|NAMES_OF_ALL_NODES)\b(?!:[\d ]|[^}]*[\[\]])"
 OCCUPANCY = (
     Invariant(
@@ -129,23 +132,26 @@ INVARIANTS = (
         )
     ),
     *(
-        Invariant(unlike(names, pattern, several, text), component, source, _IN_SCRIPT)
-        for names, pattern, several, component, text, source in (
+        Invariant(unlike(names, pattern, several, text), component, source, remedy)
+        for names, pattern, several, component, text, source, remedy in (
             (_HOSTS, _LISTED, "nodes", "rendezvous", "{} is a list of nodes, no host",
-             "sbatch(1), SLURM_JOB_NODELIST"),
+             "sbatch(1), SLURM_JOB_NODELIST", _IN_SCRIPT),
             (_HOSTS, r"\$\{?(ALL_OWN_ADDRESSES)", "", "rendezvous",
-             "{} is a list of all addresses of a node, no host", "hostname(1), -I"),
+             "{} is a list of all addresses of a node, no host", "hostname(1), -I", _IN_SCRIPT),
             (_HOSTS, r"^(?!.*\$).*?([\s,()]|[^\[]\[|\[[^\]]*$)", "", "rendezvous",
-             "{} cannot be a host", ""),
+             "{} cannot be a host", "", _IN_SCRIPT),
             (("nnodes",), r"\$[({]?(WORLD_SIZE)\b", "processes", "--nnodes",
              "{} is the number of processes, not of nodes",
-             "training-operator, pkg/controller.v1/pytorch/envvar.go"),
+             "training-operator, pkg/controller.v1/pytorch/envvar.go", ""),
             (_PORTS, r"\$\{?(SLURM_JOB_?ID)\}?$", "", "--master-port",
              "{} is the job's number, which passes 65535: take it modulo 10000",
-             "slurm.conf(5), MaxJobId: 67043328"),
-            (_COMMON, rf"\$\{{?({'|'.join(sorted(PER_NODE))})\b", "copies", "rendezvous",
-             "{} is another on each node, because each node's own shell expands {}",
-             "bash(1), EXPANSION"),
+             "slurm.conf(5), MaxJobId: 67043328", _PORT),
+            *(
+                (_COMMON, rf"\$\{{?({'|'.join(sorted(variables))})\b", "copies", "rendezvous",
+                 "{} is another on each node, because each node's own shell expands {}",
+                 "bash(1), EXPANSION", remedy)
+                for variables, remedy in ((PER_NODE - _DRAWN, _IN_SCRIPT), (_DRAWN, _PORT))
+            ),
         )
     ),
     *(

@@ -172,14 +172,14 @@ class Start:
             "nodes of srun": natural(step.get("nodes")),
             "GPUs of srun": gpus_per_node({"nodes": nodes, **step}) or None,
             "tasks": natural({**job, **step}.get("ntasks-per-node")) if outer else None,
-            "devices": numbers.get("devices") if is_python else None,
+            "devices": numbers.get("devices") or None if is_python else None,  # 0 is an index
             "nodes": self.nodes or None,
             "nodes that it waits for": waited or None,
             "node": self.option("node-rank"),
             "nodes of the launcher": layout.nodes or None,
             "num_processes": self.option("num-processes"),
             "ranks": layout.ranks if has_ranks else None,
-            "WORLD_SIZE": natural(self.variables.get("WORLD_SIZE")) if is_python else None,
+            "WORLD_SIZE": self._world_size if is_python else None,
             "processes": processes or None,
             "GPUs": self.gpus or None,
             "memory": None if self.memory is None else self.memory >> 20,
@@ -188,6 +188,15 @@ class Start:
             **self.more,
         }
         return {name: Count(value) for name, value in found.items() if value is not None}
+
+    @property
+    def _world_size(self) -> int | None:
+        """WORLD_SIZE; None where it counts a process for each GPU of tasks with several, which such
+        a task may start itself.
+        """
+        size, layout = natural(self.variables.get("WORLD_SIZE")), self.layout
+        is_of_gpus = layout.ranks_per_node == 1 and size == (self.gpus or 0) * (layout.ranks or 0)
+        return None if is_of_gpus else size
 
     @property
     def _parts(self) -> dict[str, int]:
