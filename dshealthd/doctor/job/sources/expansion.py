@@ -285,12 +285,12 @@ def words(text: str) -> Iterator[tuple[str, str]]:
     """Yield the words of a script, targets of its output, here-documents, which are closed in
     quotes or open, and operators, which end a command, each with its kind.
     """
-    at, behind, redirection, test = 0, 0, "", 0
+    at, behind, redirection, test, ends = 0, 0, "", 0, True
     while match := _TOKEN.match(text, at):
         kind, found, at = match.lastgroup, match[0], match.end()
-        if kind == "word" and found == "[[":
-            end = _TEST_ENDS.search(text, at)
-            test = end.end() if end else 0
+        if found == "[[" and ends and at > test:
+            ending = _TEST_ENDS.search(text, at)
+            test, ends = (ending.end() if ending else 0), ending is not None
         if at <= test and kind in {"operator", "redirection"}:  # one of the test
             if found != "\n":
                 yield found, "word"

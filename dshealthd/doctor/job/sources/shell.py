@@ -33,7 +33,7 @@ _SETS = re.compile(r"(?:(?<![\w.$/{-])(?=\w+\+?=)|\b(?:for|read(?:\s+-\w+)*)\s+)
 _NAMES = re.compile(r"\w+")
 _ARITHMETIC = re.compile(r"(?<![\w$({])(?<!for )\(\(([^()\n;']*(?:\([^()\n]*\)[^()\n;']*)*)\)\)")
 """A command that computes."""
-_FOR = re.compile(r"\bfor\s*\(\(\s*(\w*)[^;\n]*;[^;\n]*;[^\n]*?\)\)")
+_FOR = re.compile(r"\bfor\s*\(\(\s*(\w*)[^;\n]{0,99};[^;\n]{0,99};[^\n]{0,99}?\)\)")
 """A loop that counts, by its variable."""
 _LET = re.compile(r"\s*(\w+)\s*([-+*/%]?=(?!=)|\+\+|--)\s*(.*)", re.DOTALL)
 _GROUP = re.compile(r"(?:\)|(?<=[\s;])\})(?:[^\n;&|]|(?<=>)&)*(?<!>)&(?![&>])")
