@@ -138,7 +138,7 @@ INVARIANTS = (
              "sbatch(1), SLURM_JOB_NODELIST", _IN_SCRIPT),
             (_HOSTS, r"\$\{?(ALL_OWN_ADDRESSES)", "", "rendezvous",
              "{} is a list of all addresses of a node, no host", "hostname(1), -I", _IN_SCRIPT),
-            (_HOSTS, r"^(?!.*\$).*?([\s,()]|[^\[]\[|\[[^\]]*$)", "", "rendezvous",
+            (_HOSTS, r"^(?!.*(?:\$|\{\{)).*?([\s,()]|[^\[]\[|\[[^\]]*$)", "", "rendezvous",
              "{} cannot be a host", "", _IN_SCRIPT),
             (("nnodes",), r"\$[({]?(WORLD_SIZE)\b", "processes", "--nnodes",
              "{} is the number of processes, not of nodes",

@@ -346,6 +346,8 @@ MANIFESTS = (
      "PyTorchJob llm, Master and Worker: 1 process (PyTorchJob) for 8 GPUs"),
     (changed(pytorchjob(_ALONE), ("spec:\n", _PROCESSES.format(8)), count=1), OK, "2 pods"),
     (pytorchjob(_ENTRYPOINT), OK, "2 pods"),  # which may be torchrun, for all GPUs
+    # what a template fills in is no host yet
+    (jobset(changed(POD, ("$(MASTER_ADDR):1", "{{ .Release.Name }}-0.a:1"))), OK, "2 pods"),
     # of a patch, only what it states is judged
     (pytorchjob(_PATCH), OK, "2 pods with 16 GPUs"),
     # pods of another job, or beside the launch, are none that torchrun waits for
