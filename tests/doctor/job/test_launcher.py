@@ -379,6 +379,14 @@ SCRIPTS = (
      _NO_DRIVER),
     (f"{_FOUR}srun apptainer exec x.sif torchrun --nproc-per-node=4 x.py --run=$NAME", WARNING,
      _NO_DRIVER),
+    *(
+        (f"{_FOUR}srun apptainer exec {options} torchrun --nproc-per-node=4 x.py", outcome, words)
+        for options, outcome, words in (
+            ("-B /a:/b,$PWD:/c -B $HOME/a:/d x.sif", WARNING, _NO_DRIVER),
+            ("-B $HOME/a:/d $ROCM_IMAGES/x.sif", OK, ""),
+            ("-B $HOME/a:/d ${NV:+--nv} x.sif", OK, ""),
+        )
+    ),
     (f"{_FOUR}srun apptainer exec --nvccli x.sif torchrun x.py", OK, ""),
     (f"{_FOUR}srun apptainer exec $FLAGS x.sif torchrun x.py", OK, ""),
     (f"{_FOUR}export APPTAINER_NV=1\nsrun apptainer run x.sif torchrun x.py", OK, ""),

@@ -18,6 +18,10 @@ _OUTER = programs.WRAPPERS | programs.ELSEWHERE | {"srun"}
 """Programs that run another one among their words."""
 
 
+_MAY_HOLD_OPTIONS = re.compile(r"\$(?!(?:\w+|\{\w+\})[/:])")
+"""Begins a word that may become several; a path that begins with a variable is one."""
+
+
 class Call(NamedTuple):
     """One call of a program."""
 
@@ -43,12 +47,12 @@ class Call(NamedTuple):
     @property
     def options(self) -> Mapping[str, list[str]]:
         """Its options, and its subcommand, with their values."""
-        words = " ".join(self.own)
+        words = " ".join(self.own).replace("$", "")  # names of variables say something, too
         found: dict[str, list[str]] = {"by": [self.by], "end": [self.end], "words": [words]}
         found["program"] = [self.program]
         if any(programs.runs_programs(os.path.basename(word)) for word in self.words):
             found["trains"] = [""]
-        if any(word.startswith("$") for word in self.own):  # `rules`
+        if any(_MAY_HOLD_OPTIONS.match(word) for word in self.own):  # `rules`
             found["open"] = [""]
         if self.words and not self.words[0].startswith("-"):
             found[self.words[0]] = [""]
