@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import warning
@@ -54,16 +55,18 @@ def _multiple(one: int, other: int) -> bool:
     return one % other == 0
 
 
-def _too_often(start: Start) -> Iterator[str]:
-    """Yield a launcher of all ranks that srun starts more than once for them."""
+def _too_often(start: Start, *, by_ssh: bool) -> Iterator[str]:
+    """Yield a launcher of all ranks, of the node or by SSH of the job, that srun starts more than
+    once for them.
+    """
     program, outer = start.program.program, start.find("srun")
     if outer is None or program not in {"torchrun", "deepspeed"}:
         return
     nodes = start.nodes or start.layout.nodes
     given = {"nodes": str(nodes)} if nodes else {}
     tasks = tasks_per_node({**given, **start.requested, **outer.options}) or 1
-    by_ssh = program == "deepspeed" and "no-ssh" not in start.program.options
-    if tasks > 1 or (by_ssh and (start.nodes or 1) > 1):
+    is_by_ssh = program == "deepspeed" and "no-ssh" not in start.program.options
+    if is_by_ssh == by_ssh and (tasks > 1 or (by_ssh and (start.nodes or 1) > 1)):
         starts = f"{tasks} times on each node" if tasks > 1 else f"on each of {start.nodes} nodes"
         yield (
             f"srun starts {program} {starts}, and each one starts all ranks of the"
@@ -81,7 +84,8 @@ def _too_rarely(start: Start) -> Iterator[str]:
 
 def _without_hosts(start: Start) -> Iterator[str]:
     program = start.program
-    is_alone = program.program == "deepspeed" and not start.find("srun") and not start.pool
+    is_here = start.pool.keys() <= {"localhost"}
+    is_alone = program.program == "deepspeed" and not start.find("srun") and is_here
     is_known = program.is_partial or {"hostfile", "no-ssh"} & program.options.keys()
     if start.requested and is_alone and not is_known and (start.nodes or 1) > 1:
         yield (
@@ -166,6 +170,10 @@ INVARIANTS = (
                "{start.program.program} waits for {0:node}, but {start.given}"),
         "", remedy="torchrun --nnodes={nodes} ..."),
     Invariant(
+        within("num_nodes", operator.eq, "nodes",
+               "python waits for {0:node}, but {start.given}"),
+        "", remedy="srun python SCRIPT --num_nodes={nodes} ..."),
+    Invariant(
         within("node", operator.lt, "nodes of the launcher",
                "node {0} of {1:node}: ranks of nodes begin with 0"), "--node-rank"),
     Invariant(
@@ -194,7 +202,13 @@ INVARIANTS = (
                "global_batch_size {0} is not a multiple of micro_batch_size x data-parallel ranks"
                " = {1}"),
         *("parallelism", "megatron/core/num_microbatches_calculator.py")),
-    Invariant(_too_often, "srun", remedy="srun --ntasks-per-node=1 {program} ..."),
+    *(
+        Invariant(partial(_too_often, by_ssh=by_ssh), "srun", remedy=remedy)
+        for by_ssh, remedy in (
+            (False, "srun --ntasks-per-node=1 {program} ..."),
+            (True, "deepspeed --hostfile=FILE ...  # no srun"),
+        )
+    ),
     Invariant(
         _without_hosts,
         *("--hostfile", "deepspeed/launcher/runner.py, fetch_hostfile"),

@@ -12,7 +12,7 @@ from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, critical
 from dshealthd.doctor.job.sources.calls import Call
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
-from dshealthd.doctor.job.sources.layout import Layout
+from dshealthd.doctor.job.sources.layout import HERE, Layout
 from dshealthd.doctor.job.sources.slurm_options import gpus_per_node
 from dshealthd.jobs.environment import natural
 
@@ -162,9 +162,8 @@ class Start:
         for one in self.chain:
             if processes and self.gpus and processes <= self.gpus:  # else one has too many
                 processes = one.at_once and min(self.gpus, processes * one.at_once)
-        waited = layout.nodes
-        if is_python:  # Lightning and NeMo compare it with Slurm's when they start
-            waited = numbers.get("num_nodes") if has_ranks else None
+        # a hostfile may be where the job runs
+        is_known = not is_python and not layout.source.startswith(HERE)
         found = {
             "nodes of the job": natural(nodes),
             "tasks of the job": natural(job.get("ntasks")),
@@ -174,7 +173,9 @@ class Start:
             "tasks": natural({**job, **step}.get("ntasks-per-node")) if outer else None,
             "devices": numbers.get("devices") or None if is_python else None,  # 0 is an index
             "nodes": self.nodes or None,
-            "nodes that it waits for": waited or None,
+            "nodes that it waits for": layout.nodes or None if is_known else None,
+            # Lightning and NeMo compare it with Slurm's when they start
+            "num_nodes": numbers.get("num_nodes") or None if is_python and has_ranks else None,
             "node": self.option("node-rank"),
             "nodes of the launcher": layout.nodes or None,
             "num_processes": self.option("num-processes"),

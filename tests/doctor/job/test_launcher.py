@@ -322,6 +322,7 @@ _OF_JOB = "localhost has no slot 2: the job gives it 2"
 SCRIPTS = (
     # deepspeed without a hostfile starts on one node
     ("#SBATCH -N 2\ndeepspeed x.py", WARNING, "deepspeed starts on the first alone"),
+    ("#SBATCH -N 2 --gpus-per-node=8\ndeepspeed x.py", WARNING, "starts on the first alone"),
     ("#SBATCH -N 2\ndeepspeed -H hosts x.py", OK, ""),
     ("#SBATCH -N 1\ndeepspeed x.py", OK, ""),
     # a step has no more nodes than tasks, and Slurm chooses the nodes of a range
@@ -623,6 +624,41 @@ def test_quantities_that_disagree(tmp_path: Path, right: str, wrong: str, words:
         if one.outcome in {WARNING, CRITICAL}
     ]
     assert [words in text for text in texts] == [True], texts
+
+
+@pytest.mark.parametrize(
+    ("launch", "words", "remedy"),
+    [
+        (
+            "srun deepspeed -H a x.py",
+            "on each of 2 nodes",
+            "deepspeed --hostfile=FILE ...  # no srun",
+        ),
+        (
+            "srun --ntasks-per-node=2 deepspeed --no_ssh --node_rank=0 x.py",
+            "2 times on each node",
+            "srun --ntasks-per-node=1 deepspeed ...",
+        ),
+        (
+            "srun --ntasks-per-node=2 python x.py --num_nodes 4",
+            "python waits for 4 nodes",
+            "srun python SCRIPT --num_nodes=2 ...",
+        ),
+        (
+            f"srun {ELASTIC.replace('=2', '=4')} x.py",
+            "torchrun waits for 4 nodes",
+            "torchrun --nnodes=2 ...",
+        ),
+        ("deepspeed x.py", "deepspeed", "deepspeed --hostfile=FILE ..."),
+        ("deepspeed --num_gpus=8 x.py", "deepspeed", "deepspeed --hostfile=FILE ..."),
+    ],
+)
+def test_remedy_for_a_launcher(tmp_path: Path, launch: str, words: str, remedy: str) -> None:
+    """What the launcher does wrong has a remedy of this launcher."""
+    file = tmp_path / "job.sh"
+    file.write_text(f"#!/bin/bash\n#SBATCH -N 2 --gpus-per-node=8\n{launch}\n")
+    said = [one for one in results("launcher", asked(str(file))) if words in one.text]
+    assert [one.remedy for one in said] == [remedy]
 
 
 @pytest.mark.parametrize(
