@@ -750,16 +750,22 @@ def test_script_without_faults(tmp_path: Path, right: str, wrong: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "words"),
-    [("0", ["srun asks for 2 nodes, but the job has 1"]), ("1", []), ("2", []), ("0,1", [])],
+    ("option", "group", "words"),
+    [
+        ("het-group", "0", ["srun asks for 2 nodes, but the job has 1"]),
+        ("het-group", "1", []),
+        ("pack-group", "1", []),
+        ("het-group", "2", []),
+        ("het-group", "0,1", []),
+    ],
 )
-def test_heterogeneous_job(tmp_path: Path, group: str, words: list[str]) -> None:
+def test_heterogeneous_job(tmp_path: Path, option: str, group: str, words: list[str]) -> None:
     """A step has the nodes of its component of a heterogeneous job, if that is known."""
     file = tmp_path / "job.sh"
     file.write_text(
         "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=1\n#SBATCH hetjob\n#SBATCH --nodes=2\n"
         "HOST=$(scontrol show hostnames $SLURM_JOB_NODELIST_HET_GROUP_1 | head -n 1)\n"
-        f"srun --het-group={group} -N 2 torchrun --nnodes=2 --rdzv-backend=c10d"
+        f"srun --{option}={group} -N 2 torchrun --nnodes=2 --rdzv-backend=c10d"
         " --rdzv-endpoint=$HOST:29500 x.py\n"
     )
     found = results("launcher", asked(str(file)))
@@ -961,6 +967,9 @@ def test_no_script() -> None:
     [
         ("-N 2 --gres=gpu:a100:4", 4),
         ("-N 2 --gres=nvme:1,gpu:4", 4),
+        ("-N 2 --gres=gpu:a100:2,gpu:v100:1", 3),
+        ("-N 2 --gpus-per-node=a100:2,v100:2", 4),
+        ("-N 2 --gpus=a100:4,v100:2", 3),
         ("-N 2 --gpus-per-node=h100:8", 8),
         ("-N 4 -n 4 --gpus-per-task=8", 8),
         ("-N 2 --ntasks-per-node=8 --gpus-per-task=h100:1", 8),

@@ -362,6 +362,7 @@ MANIFESTS = (
     # a TrainJob has a trainer, groups have a size, a Job restarts no finished pod
     (TRAIN_JOB.format(processes=8), OK, "4 pods with 32 GPUs"),
     (TRAIN_JOB.format(processes=9), CRITICAL, "9 processes (torchrun) for 8 GPUs"),
+    ("kind: TrainJob\nspec: {trainer: {command: [python t.py]}}", CRITICAL, "no program is named"),
     (GROUPS + inside(_OF_LEADER, 6), OK, "2 pods with 16 GPUs"),
     (changed(GROUPS, ("workerT", "leaderT")) + inside(_OF_LEADER, 6)
      + f"\n    workerTemplate:\n      {inside(_OF_LEADER, 6)}", OK, "2 pods with 16 GPUs"),

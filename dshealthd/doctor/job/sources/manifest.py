@@ -379,7 +379,7 @@ def _pods(
     if node.each("containers"):
         yield PodTemplate(whole, above, node, name, count, groups)
         return
-    if "resourcesPerNode" in node:  # of a TrainJob
+    if whole.get("kind") == "TrainJob" and name == "trainer":
         container = {**node.value, "resources": node.get("resourcesPerNode")}
         spec = ManifestFields({"containers": [container]})
         yield PodTemplate(whole, ManifestFields(), spec, name, node.number("numNodes", 1), groups)

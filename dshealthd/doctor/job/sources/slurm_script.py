@@ -179,8 +179,8 @@ def parse(
     }
     left = {name: name in reader.exported for name in read_there - given if name in reader.assigned}
     outer = launch.command.find("srun") if launch.command else None
-    group = outer.options.get("het-group", "0") if outer else "0"
-    at = natural(group)  # None for several
+    step = outer.options if outer else {}
+    at = natural(step.get("het-group", step.get("pack-group", "0")))  # None for several
     component = components[at] if at is not None and at < len(components) else {}
     called = list(calls(seen, found))
     config = written(launch.command.config) if launch.command else ""
