@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import warning
@@ -32,6 +33,9 @@ _RANKS = {
 }
 """Ranks, the variables that are another kind of rank, and of what the job then has several."""
 _IN_SCRIPT = "scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1  # in the script"
+_PORT = "export MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000))  # in the script"
+_DRAWN = frozenset({"RANDOM", "BASHPID"})
+"""Variables of a shell from which ports are made."""
 _LISTED = r"\$\{?(SLURM_(?:JOB_|STEP_)?NODELIST|NAMES_OF_ALL_NODES)\b(?!:[\d ]|[^}]*[\[\]])"
 OCCUPANCY = (
     Invariant(
@@ -51,16 +55,18 @@ def _multiple(one: int, other: int) -> bool:
     return one % other == 0
 
 
-def _too_often(start: Start) -> Iterator[str]:
-    """Yield a launcher of all ranks that srun starts more than once for them."""
+def _too_often(start: Start, *, by_ssh: bool) -> Iterator[str]:
+    """Yield a launcher of all ranks, of the node or by SSH of the job, that srun starts more than
+    once for them.
+    """
     program, outer = start.program.program, start.find("srun")
     if outer is None or program not in {"torchrun", "deepspeed"}:
         return
     nodes = start.nodes or start.layout.nodes
     given = {"nodes": str(nodes)} if nodes else {}
     tasks = tasks_per_node({**given, **start.requested, **outer.options}) or 1
-    by_ssh = program == "deepspeed" and "no-ssh" not in start.program.options
-    if tasks > 1 or (by_ssh and (start.nodes or 1) > 1):
+    is_by_ssh = program == "deepspeed" and "no-ssh" not in start.program.options
+    if is_by_ssh == by_ssh and (tasks > 1 or (by_ssh and (start.nodes or 1) > 1)):
         starts = f"{tasks} times on each node" if tasks > 1 else f"on each of {start.nodes} nodes"
         yield (
             f"srun starts {program} {starts}, and each one starts all ranks of the"
@@ -78,7 +84,8 @@ def _too_rarely(start: Start) -> Iterator[str]:
 
 def _without_hosts(start: Start) -> Iterator[str]:
     program = start.program
-    is_alone = program.program == "deepspeed" and not start.find("srun") and not start.pool
+    is_here = start.pool.keys() <= {"localhost"}
+    is_alone = program.program == "deepspeed" and not start.find("srun") and is_here
     is_known = program.is_partial or {"hostfile", "no-ssh"} & program.options.keys()
     if start.requested and is_alone and not is_known and (start.nodes or 1) > 1:
         yield (
@@ -129,23 +136,26 @@ INVARIANTS = (
         )
     ),
     *(
-        Invariant(unlike(names, pattern, several, text), component, source, _IN_SCRIPT)
-        for names, pattern, several, component, text, source in (
+        Invariant(unlike(names, pattern, several, text), component, source, remedy)
+        for names, pattern, several, component, text, source, remedy in (
             (_HOSTS, _LISTED, "nodes", "rendezvous", "{} is a list of nodes, no host",
-             "sbatch(1), SLURM_JOB_NODELIST"),
+             "sbatch(1), SLURM_JOB_NODELIST", _IN_SCRIPT),
             (_HOSTS, r"\$\{?(ALL_OWN_ADDRESSES)", "", "rendezvous",
-             "{} is a list of all addresses of a node, no host", "hostname(1), -I"),
-            (_HOSTS, r"^(?!.*\$).*?([\s,()]|[^\[]\[|\[[^\]]*$)", "", "rendezvous",
-             "{} cannot be a host", ""),
+             "{} is a list of all addresses of a node, no host", "hostname(1), -I", _IN_SCRIPT),
+            (_HOSTS, r"^(?!.*(?:\$|\{\{)).*?([\s,()]|[^\[]\[|\[[^\]]*$)", "", "rendezvous",
+             "{} cannot be a host", "", _IN_SCRIPT),
             (("nnodes",), r"\$[({]?(WORLD_SIZE)\b", "processes", "--nnodes",
              "{} is the number of processes, not of nodes",
-             "training-operator, pkg/controller.v1/pytorch/envvar.go"),
+             "training-operator, pkg/controller.v1/pytorch/envvar.go", ""),
             (_PORTS, r"\$\{?(SLURM_JOB_?ID)\}?$", "", "--master-port",
              "{} is the job's number, which passes 65535: take it modulo 10000",
-             "slurm.conf(5), MaxJobId: 67043328"),
-            (_COMMON, rf"\$\{{?({'|'.join(sorted(PER_NODE))})\b", "copies", "rendezvous",
-             "{} is another on each node, because each node's own shell expands {}",
-             "bash(1), EXPANSION"),
+             "slurm.conf(5), MaxJobId: 67043328", _PORT),
+            *(
+                (_COMMON, rf"\$\{{?({'|'.join(sorted(variables))})\b", "copies", "rendezvous",
+                 "{} is another on each node, because each node's own shell expands {}",
+                 "bash(1), EXPANSION", remedy)
+                for variables, remedy in ((PER_NODE - _DRAWN, _IN_SCRIPT), (_DRAWN, _PORT))
+            ),
         )
     ),
     *(
@@ -159,6 +169,10 @@ INVARIANTS = (
         within("nodes that it waits for", operator.eq, "nodes",
                "{start.program.program} waits for {0:node}, but {start.given}"),
         "", remedy="torchrun --nnodes={nodes} ..."),
+    Invariant(
+        within("num_nodes", operator.eq, "nodes",
+               "python waits for {0:node}, but {start.given}"),
+        "", remedy="srun python SCRIPT --num_nodes={nodes} ..."),
     Invariant(
         within("node", operator.lt, "nodes of the launcher",
                "node {0} of {1:node}: ranks of nodes begin with 0"), "--node-rank"),
@@ -188,7 +202,13 @@ INVARIANTS = (
                "global_batch_size {0} is not a multiple of micro_batch_size x data-parallel ranks"
                " = {1}"),
         *("parallelism", "megatron/core/num_microbatches_calculator.py")),
-    Invariant(_too_often, "srun", remedy="srun --ntasks-per-node=1 {program} ..."),
+    *(
+        Invariant(partial(_too_often, by_ssh=by_ssh), "srun", remedy=remedy)
+        for by_ssh, remedy in (
+            (False, "srun --ntasks-per-node=1 {program} ..."),
+            (True, "deepspeed --hostfile=FILE ...  # no srun"),
+        )
+    ),
     Invariant(
         _without_hosts,
         *("--hostfile", "deepspeed/launcher/runner.py, fetch_hostfile"),

@@ -184,20 +184,21 @@ class JobContext:
     @cached_property
     def start(self) -> Start:
         """What the launcher starts, and what Slurm gives it."""
-        nodes = natural(self.slurm_options.get("nodes"))
+        nodes, options = natural(self.slurm_options.get("nodes")), self.slurm_options
         outer = self.launcher.program if self.launcher else ""
+        of_job = slurm_script.requested(None, self.batch_script, self.environment)
         together = nodes
-        if self.launcher and nodes and "nodes" in self.launcher.options:  # those of one step
+        if self.launcher and nodes and nodes != natural(of_job.get("nodes")):  # those of one step
             together = self.launcher.at_once and nodes * self.launcher.at_once
         return Start(
             command=self.launcher,
             layout=self.layout,
             variables=self.variables,
-            requested=slurm_script.requested(None, self.batch_script, self.environment),
+            requested=of_job,
             nodes=together,
             given=f"Slurm gives the job {together}",
             gpus=self.gpus_per_node,
-            memory=slurm_options.memory(self.slurm_options),
+            memory=slurm_options.memory(options) if slurm_options.gpus_per_node(options) else None,
             copies=(nodes or self.layout.nodes or 1) if outer == "srun" else 1,
             pool=slots(self.deepspeed, self.members, self.gpus_per_node),
             strange=self.batch_script.strange if self.batch_script else (),

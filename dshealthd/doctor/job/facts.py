@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _ALIKE = {"podman": "docker", "singularity": "apptainer"}
 """Programs that take the options of another."""
+_OPTIONS = re.compile(r"(?i)(args?|opts?|options|flags|params)\}?$|[@*]\]?\}?$")
+"""Ends a variable that holds options, also behind one that may have a value."""
 _STEP = re.compile(r"\[([^\]]*)\]|([^.\[]+)")
 
 
@@ -65,22 +68,32 @@ def _programs(start: Start, subject: str) -> list[Mapping[str, Sequence[str]]]:
             counts["minutes"] = limit // 60
         return [{name: [str(count or 0)] for name, count in counts.items()}]
     if subject == "training":
-        stated = {**start.program.stated} if start.chain else {}
-        return [{name.replace("_", "-"): [value] for name, value in stated.items()}]
+        stated = {name.replace("_", "-"): [value] for name, value in start.program.stated.items()}
+        more = {"open": [""]} if _may_hold_options(start.program.arguments) else {}
+        return [{**stated, **more}]
     if subject == "script":
         return [{"text": [start.script]}] if start.script else []
     if subject == "environment":
-        return [{}]
+        return [{"names": [" ".join(start.variables)]}]
     found: list[Mapping[str, Sequence[str]]] = []
     for one in start.chain:
         if subject == ("accelerate" if one.by_accelerate else one.program):
             outer = start.requested if subject == "srun" else {}  # which holds for steps, too
             options = {name: [value] for name, value in {**outer, **one.options}.items()}
-            found.append({**options, "arguments": one.arguments[:1], "program": [""]})
+            more = {"open": [""]} if one.is_partial and not one.by_accelerate else {}
+            found.append({**options, "arguments": one.arguments[:1], "program": [""], **more})
     return [
         *found,
         *(one.options for one in start.calls if _ALIKE.get(one.program, one.program) == subject),
     ]
+
+
+def _may_hold_options(words: Sequence[str]) -> bool:
+    """Return whether a variable among arguments, which is no value of an option, may hold more."""
+    return any(
+        word.startswith("$") and (before[:1] != "-" or _OPTIONS.search(word))
+        for before, word in itertools.pairwise(["", *words])
+    )
 
 
 def _said(rule: JobRule, start: Start) -> Iterator[str]:

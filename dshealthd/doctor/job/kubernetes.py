@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job.sources.source import Source
 
 _MPI = ("mpirun", "mpiexec")
+_HOSTS = frozenset({"hostfile", "machinefile", "host", "H"})
+"""Options of mpirun that say where it starts its processes, and how many."""
 _PROGRAMS = frozenset({"torchrun", "deepspeed", "accelerate", "python", "python3"})
 _REFERENCES = re.compile(r"(?<!\$)\$\((\w+)\)")
 _OF_SHELLS = re.compile(r"(?<!\$)\$\{(\w+)\}")
@@ -86,12 +88,13 @@ def _manifest(_context: JobContext, source: Source[Manifest]) -> Iterator[Result
     pods = source.value.pods
     found: dict[tuple[Invariant, str], list[PodTemplate]] = {}
     for pod in pods:
-        for row, text in broken(start_of(pod, source.value), (*INVARIANTS, *OCCUPANCY, *NEEDS)):
+        rows = (*INVARIANTS, *OCCUPANCY, *NEEDS, *(OF_WHOLE if pod.is_whole else ()))
+        for row, text in broken(start_of(pod, source.value), rows):
             found.setdefault((row, text), []).append(pod)
     for (row, text), ones in found.items():
         names = " and ".join(dict.fromkeys(one.name for one in ones))
         where = f"{ones[0].kind} {ones[0].job}, {names}"
-        remedy = row.remedy if row in NEEDS else ""
+        remedy = row.remedy if row in OF_WHOLE else ""
         yield row.make(f"{where}: {text}", remedy, component=row.component or names)
     refusals = [
         (f"{whole.text('kind')} {whole.at('metadata').text('name')}", *why)
@@ -111,12 +114,17 @@ def start_of(pod: PodTemplate, manifest: Manifest) -> PodStart:
     """Return what the pods of a template start."""
     layout, main = _layout(pod), pod.main
     with_gpus = [one for one in manifest.pods if one.gpus]
-    workers = sum(one.count for one in with_gpus)
-    is_first = with_gpus[:1] == [pod] and (layout.nodes or 0) > 1
+    alike = [one for one in with_gpus if one.object is pod.object and _waits(one, layout.nodes)]
+    # others may be of the launch, too, or of another job
+    least, most = (sum(one.count for one in some) for some in (alike, with_gpus))
+    workers = min(max(layout.nodes or 0, least), most)
+    is_first = alike[:1] == [pod] and (layout.nodes or 0) > 1
     memory = pod.limits.size("memory")
-    probe, shared = main.at("livenessProbe"), pod.shared_memory or 0
+    probe, shared = main.at("livenessProbe"), pod.shared_memory
     ends = pod.kind.endswith(("Job", "JobSet", "Pod"))  # servers are another matter
     waits = probe.number("periodSeconds", 10) * probe.number("failureThreshold", 3)
+    volume = pod.mounts.get(SHARED_MEMORY, (None, ManifestFields()))[1]
+    in_memory = pod.gpus and volume.stated("emptyDir.medium") == "Memory"
     scheduling = pod.above.at("runPolicy", "schedulingPolicy")
     ranked = sum(one.count for one in manifest.pods if one.is_worker)
     return PodStart(
@@ -136,7 +144,7 @@ def start_of(pod: PodTemplate, manifest: Manifest) -> PodStart:
             "processes of a pod": natural(pod.processes),
             "patience": waits if probe and ends and pod.is_training and pod.gpus else None,
             "timeout": TIMEOUT,
-            "shared memory": shared >> 20 if pod.gpus and memory else None,
+            "shared memory": shared >> 20 if in_memory and shared and memory else None,
             "limit": (memory or 0) >> 20,
             "gang": natural(pod.above.text("minAvailable") or scheduling.text("minAvailable")),
             "pods": sum(one.count for one in manifest.pods),
@@ -146,10 +154,24 @@ def start_of(pod: PodTemplate, manifest: Manifest) -> PodStart:
     )
 
 
+def _waits(pod: PodTemplate, nodes: int | None) -> bool:
+    """Return whether the pods start a torchrun that waits for so many nodes."""
+    return bool(nodes) and _layout(pod).nodes == nodes
+
+
 def _of_mpirun(pod: PodTemplate) -> int | None:
-    called = [one.options for one in pod.calls if one.program in _MPI and pod.kind == "MPIJob"]
-    counts = (given.get(name, ("",))[0] for given in called for name in ("np", "n", "c"))
-    return next(filter(None, map(natural, counts)), None)
+    """Return the processes that Open MPI refuses to start beyond the slots of the operator's
+    hostfile; None where something else decides.
+    """
+    if pod.kind != "MPIJob" or pod.above.text("mpiImplementation") not in {"", "OpenMPI"}:
+        return None
+    text = " ".join((*pod.words, *pod.variables)).lower()
+    for given in (one.options for one in pod.calls if one.program in _MPI):
+        counts = [given[name][0] for name in given if name in {"np", "n", "c"}]
+        count = natural("".join(counts[:1]))  # those behind may be of the program that it starts
+        if count and "oversubscribe" not in text and not given.keys() & _HOSTS:
+            return count
+    return None
 
 
 def _layout(pod: PodTemplate) -> Layout:
@@ -160,8 +182,7 @@ def _layout(pod: PodTemplate) -> Layout:
         return found if found.ranks_per_node else replace(found, ranks_per_node=stated)
     if command is not None and (inner := command.find("deepspeed")) is not None:
         return Layout(ranks_per_node=inner.number("num-gpus"), source="deepspeed")
-    is_image_alone = not pod.words or pod.words[0].startswith("-")
-    is_python = is_image_alone or (command is not None and command.program == "python")
+    is_python = command is not None and command.program == "python"
     if pod.kind == "PyTorchJob" and not pod.processes and is_python:
         stated = 1  # its operator makes each pod a rank
     return Layout(ranks_per_node=stated, source=pod.kind)
@@ -203,7 +224,7 @@ def _invalid(start: PodStart) -> Iterator[str]:
     """Yield what the API server refuses (its validation.go)."""
     pod, main = start.pod, start.pod.main
     if "image" not in main:
-        return  # a patch, or a template that its operator completes
+        return
     if pod.required and pod.required not in [
         one.get("name") for one in pod.spec.each("containers")
     ]:
@@ -337,11 +358,15 @@ def _devices(start: PodStart) -> Iterator[str]:
 def _not_given(start: PodStart) -> Iterator[str]:
     pod, given = start.pod, start.pod.given
     text = "\n".join((*pod.words, *pod.variables.values()))
+    if pod.main.listed("envFrom") or re.search(r"(?:^|[;&|\n])\s*(?:source|\.)\s", text):
+        return  # what is elsewhere may set any
+    tested = {CONTROLLERS.get(name) for name in re.findall(r"-[nz]\s+[\"']?\$\{?(\w+)", text)}
     for name in (
         dict.fromkeys(re.findall(r"\$[({]?(\w+)\b(?!:)", text)) if given is not None else ()
     ):
         is_set = name in (given or ()) or name in pod.variables
-        if name in CONTROLLERS and not is_set and not re.search(rf"(?<![$\w-]){name}=", text):
+        is_set = is_set or re.search(rf"(?<![$\w-]){name}=", text) is not None
+        if name in CONTROLLERS and not is_set and CONTROLLERS[name] not in tested:
             yield f"it uses {name}, which only {CONTROLLERS[name]} sets"
 
 
@@ -393,7 +418,7 @@ def _unreachable(start: PodStart) -> Iterator[str]:
     if is_named and None not in names and host not in of_pods | services.keys():
         few = ", ".join(sorted(of_pods)[:4])
         yield f"MASTER_ADDR {shown} is no pod of this manifest, which has {few}"
-    elif is_named and pod.kind in {"Job", "JobSet", "StatefulSet"} and domain != pod.domain:
+    elif is_named and pod.names and pod.kind != "PyTorchJob" and domain != pod.domain:
         where = f"are in the subdomain {pod.domain}" if pod.domain else "have no subdomain"
         yield f"{shown} does not resolve: pods of this {pod.kind} {where}"
     if pod.domain and domain == pod.domain in services:
@@ -449,15 +474,16 @@ _REFUSED = (
     ("env", _not_given),
     ("env", _undefined),
     ("metadata.name", _too_long),
-    ("MASTER_ADDR", _unreachable),
     ("slotsPerWorker", within(
         "processes of mpirun", operator.le, "slots", "mpirun -np {0}, but workers have {1:slot}")),
     ("minAvailable", within(
         "gang", operator.le, "pods", "the job starts only once {0:pod} are placed (minAvailable),"
         " but has {1}")),
 )  # fmt: skip
-NEEDS = (
-    *(Invariant(find, name) for name, find in _REFUSED),
+NEEDS = tuple(Invariant(find, name) for name, find in _REFUSED)
+"""What the pods of a template need."""
+OF_WHOLE = (
+    Invariant(_unreachable, "MASTER_ADDR"),
     *(
         Invariant(
             find, name, "", f"kubectl explain pod.spec.{field}" if field else "", make=warning
@@ -465,7 +491,7 @@ NEEDS = (
         for name, field, find in _WARNED
     ),
 )
-"""What the pods of a template need."""
+"""What they need that a patch of a template need not say."""
 MANIFEST = check_of(
     lambda job: job.manifest,
     "no manifest is given (FILE)",

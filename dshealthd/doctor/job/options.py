@@ -87,8 +87,9 @@ def _behind_script(start: Start) -> Iterator[str]:
     """Yield an option of the launcher that stands behind the script, which gets it instead."""
     program = start.program
     names = _PLACES.get("accelerate" if program.by_accelerate else program.program, ())
-    for at in (name.replace("-", "_") for name in names):
-        if at in program.stated and not program.options.keys() & {*names, "nnodes"}:
+    is_known = not "".join(program.arguments[:1]).startswith("$")  # which may hold its options
+    for at in (name.replace("-", "_") for name in names if is_known):
+        if at in program.stated and not program.options.keys() & {*names, "nnodes", "config-file"}:
             yield f"--{at} stands behind the script, which gets it in place of the launcher"
 
 

@@ -5,7 +5,8 @@ A row holds where all of its terms, joined by ` & `, hold. A term is `KEY`, whic
 is found; `KEY<OTHER`, `KEY>OTHER`, `KEY%OTHER`: a number below, above, or no multiple of another,
 which may be a product, `ONE*TWO`; `KEY@OTHER`: a value that is none of those of the other key;
 `KEY*`: a value that is there twice. A `!` in front says that it is not so. No row speaks of a value
-that only a shell or a template knows.
+that only a shell or a template knows, nor of the absence of an option where such a value, as the
+key `open` says, may hold more of them.
 
 A key is a field or option of the row's subject: a type of Kubernetes' objects
 (`kubernetes_fields.toml`), with a dotted path below it, a setting of DeepSpeed, or a program.
@@ -62,6 +63,8 @@ def _held(term: str, values: Values) -> str | None:
     assert match, term  # noqa: S101 - the table is ours
     denied, key, relation, other, twice = match.groups()
     given = values(key)
+    if denied and not given and not re.search(r"[$:]", key) and values("open"):
+        return None
     if relation is None and twice is None:
         return None if bool(given) == bool(denied) else (given or ("",))[0]
     known = [value for value in given if not _OPEN.search(value)]

@@ -41,9 +41,6 @@ OF_DEEPSPEED = tuple(
              f"{part} goes to NVMe but has no nvme_path", _OFFLOAD)
             for part in ("offload_param", "offload_optimizer")
         ),
-        ("optimizer.params.max_grad_norm", "optimizer.params.max_grad_norm",
-         ("DeepSpeed aborts at startup because max_grad_norm is not an optimizer parameter; use"
-          " gradient_clipping at top level"), f"{_ENGINE}, _configure_basic_optimizer"),
         *(
             ("scheduler.type", f"scheduler.type={kinds} & !{_PARAMS}.{name}",
              f"{{0}} has no {name}, which it takes to be created: TypeError at startup", _SCHEDULES)
@@ -61,6 +58,10 @@ OF_DEEPSPEED = tuple(
 ) + tuple(
     JobRule(*row, warning)
     for row in (
+        ("optimizer.params.max_grad_norm", "optimizer.params.max_grad_norm",
+         ("DeepSpeed aborts at startup because max_grad_norm is not an optimizer parameter, unless"
+          " the program makes its own optimizer; use gradient_clipping at top level"),
+         f"{_ENGINE}, _configure_basic_optimizer"),
         (_PARAM, f"{_PARAM}.device=cpu|nvme & !{_ZERO}.stage=3",
          "offload_param needs ZeRO stage 3 or higher: nothing is offloaded", _OFFLOAD),
         (_OPTIMIZER, f"{_OPTIMIZER}.device=cpu & !{_ZERO}.stage=1|2|3",

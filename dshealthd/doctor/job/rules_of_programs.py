@@ -43,6 +43,7 @@ OF_PROGRAMS = (
         (r"container-image~^(docker://)?[\w-]+(\.[\w-]+)+(:\d+)?/[^#]*$",
          ("--container-image={0}: enroot before 4.1 takes a registry only before a #, as in"
          " nvcr.io#nvidia/pytorch, and asks Docker Hub for it: 401 Unauthorized")),
+        make=warning,
     ),
     *rows(
         "srun", "docs.pytorch.org/docs/stable/generated/torch.cuda.set_device.html",
@@ -129,7 +130,8 @@ OF_PROGRAMS = (
         (("expert-model-parallel-size>1 & !num-experts & micro-batch-size"
          " & !use-checkpoint-args"),
          "expert_model_parallel_size {0} takes --num-experts"),
-        ("num-experts & tensor-model-parallel-size>1 & !sequence-parallel & micro-batch-size",
+        (("num-experts & tensor-model-parallel-size>1 & !sequence-parallel & micro-batch-size"
+          " & !deepspeed"),
          "experts with tensor parallelism take --sequence-parallel"),
         ("seq-length>max-position-embeddings & micro-batch-size",
          "sequences of {0} tokens pass max_position_embeddings"),
@@ -182,11 +184,12 @@ OF_PROGRAMS = (
     ),
 )  # fmt: skip
 """What programs refuse, or do otherwise than is meant, with what they are given."""
-_AMD = r"(?i)rocm|rocr|hip_|rccl|(?<![a-z])(amd|mi\d{2,3}\w?)(?![a-z])"
+_AMD = r"(?i)rocm|rocr|hip_|rccl|miopen|(?<![a-z])(amd|mi\d{2,3}\w?)(?![a-z])"
 """Names of AMD's, whose GPUs a container may see without an option."""
 _TRAINS = (
-    "program & trains & !build & !open & job:gpus>0"
+    "program & trains & !build & job:gpus>0"
     f" & !words~{_AMD} & !sbatch:gres~{_AMD} & !sbatch:gpus-per-node~{_AMD}"
+    f" & !environment:names~{_AMD}"
 )
 OF_SETTINGS = (
     *rows(
@@ -197,16 +200,16 @@ OF_SETTINGS = (
     ),
     *rows(
         "docker", _DOCKER,
-        (f"{_TRAINS} & !gpus & !runtime & !device & !privileged",
+        (f"{_TRAINS} & run & !gpus & !runtime & !device & !privileged",
          ("{0} without --gpus has no GPU in the container, unless the runtime of NVIDIA is its"
          " default")),
-        ("program & job:nodes>1 & !network & !net & trains & !open",
+        ("program & run & job:nodes>1 & !network & !net & trains",
          ("{0} without --network has a bridge of its own, where other nodes reach the ports that"
          " are published, but NCCL takes any: --network=host shares theirs")),
-        ("program & job:processes>1 & !ipc & !shm-size & !v & !volume & !mount & trains & !open",
+        ("program & run & job:processes>1 & !ipc & !shm-size & !v & !volume & !mount & trains",
          ("{0} without --ipc has 64 MB of shared memory: too few for NCCL between the GPUs of a"
          " node")),
-        ("program & words~/dev/infiniband & !ulimit & !cap-add & !privileged & trains & !open",
+        ("program & run & words~/dev/infiniband & !ulimit & !cap-add & !privileged & trains",
          ("{0} without --ulimit has RDMA devices, but cannot lock memory for them beyond the"
          " daemon's limit")),
         make=warning,

@@ -12,7 +12,7 @@ from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, critical
 from dshealthd.doctor.job.sources.calls import Call
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
-from dshealthd.doctor.job.sources.layout import Layout
+from dshealthd.doctor.job.sources.layout import HERE, Layout
 from dshealthd.doctor.job.sources.slurm_options import gpus_per_node
 from dshealthd.jobs.environment import natural
 
@@ -162,9 +162,8 @@ class Start:
         for one in self.chain:
             if processes and self.gpus and processes <= self.gpus:  # else one has too many
                 processes = one.at_once and min(self.gpus, processes * one.at_once)
-        waited = layout.nodes
-        if is_python:  # Lightning and NeMo compare it with Slurm's when they start
-            waited = numbers.get("num_nodes") if has_ranks else None
+        # a hostfile may be where the job runs
+        is_known = not is_python and not layout.source.startswith(HERE)
         found = {
             "nodes of the job": natural(nodes),
             "tasks of the job": natural(job.get("ntasks")),
@@ -172,14 +171,16 @@ class Start:
             "nodes of srun": natural(step.get("nodes")),
             "GPUs of srun": gpus_per_node({"nodes": nodes, **step}) or None,
             "tasks": natural({**job, **step}.get("ntasks-per-node")) if outer else None,
-            "devices": numbers.get("devices") if is_python else None,
+            "devices": numbers.get("devices") or None if is_python else None,  # 0 is an index
             "nodes": self.nodes or None,
-            "nodes that it waits for": waited or None,
+            "nodes that it waits for": layout.nodes or None if is_known else None,
+            # Lightning and NeMo compare it with Slurm's when they start
+            "num_nodes": numbers.get("num_nodes") or None if is_python and has_ranks else None,
             "node": self.option("node-rank"),
             "nodes of the launcher": layout.nodes or None,
             "num_processes": self.option("num-processes"),
             "ranks": layout.ranks if has_ranks else None,
-            "WORLD_SIZE": natural(self.variables.get("WORLD_SIZE")) if is_python else None,
+            "WORLD_SIZE": self._world_size if is_python else None,
             "processes": processes or None,
             "GPUs": self.gpus or None,
             "memory": None if self.memory is None else self.memory >> 20,
@@ -188,6 +189,15 @@ class Start:
             **self.more,
         }
         return {name: Count(value) for name, value in found.items() if value is not None}
+
+    @property
+    def _world_size(self) -> int | None:
+        """WORLD_SIZE; None where it counts a process for each GPU of tasks with several, which such
+        a task may start itself.
+        """
+        size, layout = natural(self.variables.get("WORLD_SIZE")), self.layout
+        is_of_gpus = layout.ranks_per_node == 1 and size == (self.gpus or 0) * (layout.ranks or 0)
+        return None if is_of_gpus else size
 
     @property
     def _parts(self) -> dict[str, int]:

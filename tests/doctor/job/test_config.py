@@ -169,7 +169,7 @@ def test_no_false_alarm(inspected: dict[str, Inspection], case: str, check: str)
          "offload_param needs ZeRO stage 3 or higher"),
         ("ratio", "config-conflicts", CRITICAL, "Partial offloading"),
         ("stage", "config-conflicts", CRITICAL, "zero_optimization.stage"),
-        ("max_grad_norm", "config-conflicts", CRITICAL, "gradient_clipping at top level"),
+        ("max_grad_norm", "config-conflicts", WARNING, "gradient_clipping at top level"),
         ("tag", "config-conflicts", CRITICAL, "tag_validation is Strict"),
         ("nan", "config-conflicts", CRITICAL, "finite"),
         ("types", "config-conflicts", CRITICAL, "refuses"),

@@ -240,6 +240,10 @@ def test_variables_that_grow() -> None:
         "<<A\n" * 50_000,
         "A=1 " * 50_000,
         '"$(' * 80_000,
+        "for((;;" * 10_000,
+        "[[ " * 80_000,
+        "[[ a\n" * 50_000,
+        "${a " * 60_000,
     ],
 )
 def test_commands_cost_little(text: str) -> None:

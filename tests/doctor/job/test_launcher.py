@@ -240,6 +240,10 @@ COMMANDS = (
     ("srun -N1 -n1 bash -c 'python x.py' --lr 1", "bash -c runs 'python x.py' alone"),
     ("srun -N1 -n1 bash -c 'python x.py $@' -- --lr 1", ""),
     ("torchrun $ARGS", ""),
+    # a file, or a variable, may say where ranks run
+    ("accelerate launch x.py --num_processes 8", "--num_processes stands behind the script"),
+    ("accelerate launch --config_file a.yaml x.py --num_processes 8", ""),
+    ("torchrun '$ARGS' x.py --nnodes 2", ""),
     # hosts and slots that are chosen must be in the hostfile
     (f"{_FROM_HOSTS} --include=a:3@c:0,8 x.py", "c has no slot 8: the hostfile gives it 8"),
     (f"{_FROM_HOSTS} --exclude a:4 x.py", "a has no slot 4: the hostfile gives it 4"),
@@ -304,6 +308,7 @@ _LOOP = (
     "#SBATCH --nodes=4 --gpus-per-node=8\nr=0\nfor h in $(scontrol show hostnames); do\n{}\n((r++))"
     "\ndone\nwait"
 )
+_TASK_OF_EIGHT = "#SBATCH -N 2 --ntasks-per-node=1 --gpus-per-node=8\n"
 _FOUR, _EIGHT = "#SBATCH --gres=gpu:a100:4\n", "#SBATCH --gpus-per-node=8\n"
 _BY_SSH = (
     "HOSTS=({hosts})\nfor h in ${{HOSTS[@]}}; do\nssh $h bash -s <<EOF\ndocker run --gpus all"
@@ -317,8 +322,32 @@ _OF_JOB = "localhost has no slot 2: the job gives it 2"
 SCRIPTS = (
     # deepspeed without a hostfile starts on one node
     ("#SBATCH -N 2\ndeepspeed x.py", WARNING, "deepspeed starts on the first alone"),
+    ("#SBATCH -N 2 --gpus-per-node=8\ndeepspeed x.py", WARNING, "starts on the first alone"),
     ("#SBATCH -N 2\ndeepspeed -H hosts x.py", OK, ""),
     ("#SBATCH -N 1\ndeepspeed x.py", OK, ""),
+    # a step has no more nodes than tasks, and Slurm chooses the nodes of a range
+    ("#SBATCH -N 2\nsrun deepspeed -H hosts x.py", CRITICAL, "deepspeed on each of 2 nodes"),
+    ("#SBATCH -N 2\nsrun -n 1 deepspeed -H hosts x.py", OK, ""),
+    ("#SBATCH -N 2\nsrun -n 1 torchrun --nnodes=2 x.py", CRITICAL, "waits for 2 nodes, but Slurm"),
+    (_LOOP.format(f"{_STEP.replace('--nodes=1', '-n 1')} &"), OK, ""),
+    (f"#SBATCH -N 2-4\nsrun {ELASTIC.replace('=2', '=$SLURM_NNODES')} x.py", OK, ""),
+    # what runs on the first node before the launch is none of it
+    (f"#SBATCH -N 2\ntorchrun --standalone prepare.py\nsrun {ELASTIC} x.py", OK, ""),
+    # a task with several GPUs may start a process for each
+    *(
+        (f"{_TASK_OF_EIGHT}export WORLD_SIZE={size}\nsrun python x.py", outcome, words)
+        for size, outcome, words in ((16, OK, ""), (8, CRITICAL, "WORLD_SIZE=8, but 2 ranks start"))
+    ),
+    (f"{_TASK_OF_EIGHT}srun python x.py --devices 0", OK, ""),
+    (f"{_TASK_OF_EIGHT}srun python x.py --devices 2", CRITICAL, "wants 2 processes (devices)"),
+    # a program without a GPU does not load torch
+    ("#SBATCH -N 1 -n 1 --mem=100\nsrun python x.py", OK, ""),
+    ("#SBATCH -N 1 -n 1 --gres=gpu:1 --mem=100\nsrun python x.py", CRITICAL, "100 MiB of memory"),
+    ("#SBATCH -a 0-3 -o run.log\nsrun python x.py", CRITICAL, "all tasks of the array write into"),
+    ("#SBATCH --cluster=a\ntorchrun x.py", OK, ""),
+    ("torchrun x.py\n--nnodes=2", CRITICAL, "bash runs --nnodes=2 as a command"),
+    ("date\nexport PORT=1${SLURM_JOB_ID:(-4)}\ntorchrun x.py", OK, ""),
+    ("date\nBIND='bind --cpu=bind.sh --'\n$LOGGER $BIND torchrun x.py", OK, ""),
     # GPUs that are chosen must be among those that Slurm gives, which begin with 0
     *(
         (f"#SBATCH -N 1 --gres=gpu:a100:2\ndeepspeed {options} x.py", outcome, words)
@@ -351,6 +380,14 @@ SCRIPTS = (
      _NO_DRIVER),
     (f"{_FOUR}srun apptainer exec x.sif torchrun --nproc-per-node=4 x.py --run=$NAME", WARNING,
      _NO_DRIVER),
+    *(
+        (f"{_FOUR}srun apptainer exec {options} torchrun --nproc-per-node=4 x.py", outcome, words)
+        for options, outcome, words in (
+            ("-B /a:/b,$PWD:/c -B $HOME/a:/d x.sif", WARNING, _NO_DRIVER),
+            ("-B $HOME/a:/d $ROCM_IMAGES/x.sif", OK, ""),
+            ("-B $HOME/a:/d ${NV:+--nv} x.sif", OK, ""),
+        )
+    ),
     (f"{_FOUR}srun apptainer exec --nvccli x.sif torchrun x.py", OK, ""),
     (f"{_FOUR}srun apptainer exec $FLAGS x.sif torchrun x.py", OK, ""),
     (f"{_FOUR}export APPTAINER_NV=1\nsrun apptainer run x.sif torchrun x.py", OK, ""),
@@ -361,6 +398,8 @@ SCRIPTS = (
     (f"{_FOUR}docker run --gpus all x torchrun --nproc-per-node=4 x.py", WARNING, "without --ipc"),
     (f"{_FOUR}docker run --ipc=host x torchrun --nproc-per-node=4 x.py", WARNING, "without --gpus"),
     (f"{_FOUR}docker run $ARGS x torchrun --nproc-per-node=4 x.py", OK, ""),
+    (f"{_FOUR}docker exec a torchrun --nproc-per-node=4 x.py", OK, ""),  # of one that runs
+    (f"{_FOUR}export MIOPEN_USER_DB=/a\nsrun singularity exec x.sif torchrun x.py", OK, ""),
     (f"{_FOUR}srun bash -c 'docker run --ipc=host x torchrun --nproc-per-node=4 x.py'", WARNING,
      "without --gpus"),
     # what ssh has a shell read is a script: of a container there, with the hosts of an array
@@ -437,10 +476,10 @@ def test_torchrun_once_on_each_node(tmp_path: Path, head: str, words: str) -> No
 def test_script_of_another_language(tmp_path: Path, first: str, program: str) -> None:
     """What is no script for sh is not judged as one, nor where another script runs it."""
     job, inner = tmp_path / "job.sh", tmp_path / "node.sh"
-    job.write_text(f"{first}\n#SBATCH --nodes=2\ntorchrun\n")
+    job.write_text(f"{first}\n#SBATCH --nodes=2 --signal=B:USR1@60\ntorchrun\n")
     said = texts(results("launcher", asked(str(job))))
     assert (f"only #SBATCH lines of a script for {program} are read" in said) == bool(program)
-    assert ("srun is missing" in said) == (not program)
+    assert ("srun is missing" in said) == ("nothing traps USR1" in said) == (not program)
     assert asked(str(job)).layout.nodes == (2 if program else 1)
     inner.write_text(f"{first}\ntorchrun --nnodes=3\n")
     job.write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun ./node.sh\n")
@@ -488,6 +527,9 @@ WRONG = (
     ("& wait", "", "the trap runs only when srun ends"),
     ("B:USR1", "B:USR2", "nothing traps USR2, which ends the shell: the trap is for USR1"),
     ("B:USR1", "B:12", "nothing traps USR2, which ends the shell: the trap is for USR1"),
+    ("USR1\n", "ERR\n", "nothing traps USR1, which ends the shell"),
+    ("trap 'scontrol requeue $SLURM_JOB_ID' USR1\n", "source /opt/conda/bin/activate\n",
+     "nothing traps USR1, which ends the shell"),
     ("--time", "--mem=8G --mem-per-cpu=1G --time", "--mem and --mem-per-cpu exclude each other"),
     ("--time", "-c 4 --cpus-per-gpu=4 --time", "--cpus-per-gpu and --cpus-per-task exclude"),
     ("srun", "srun --mem=0 --mem-per-gpu=9G", "--mem and --mem-per-gpu exclude each other: srun"),
@@ -584,6 +626,63 @@ def test_quantities_that_disagree(tmp_path: Path, right: str, wrong: str, words:
     assert [words in text for text in texts] == [True], texts
 
 
+@pytest.mark.parametrize(
+    ("launch", "words", "remedy"),
+    [
+        (
+            "srun deepspeed -H a x.py",
+            "on each of 2 nodes",
+            "deepspeed --hostfile=FILE ...  # no srun",
+        ),
+        (
+            "srun --ntasks-per-node=2 deepspeed --no_ssh --node_rank=0 x.py",
+            "2 times on each node",
+            "srun --ntasks-per-node=1 deepspeed ...",
+        ),
+        (
+            "srun --ntasks-per-node=2 python x.py --num_nodes 4",
+            "python waits for 4 nodes",
+            "srun python SCRIPT --num_nodes=2 ...",
+        ),
+        (
+            f"srun {ELASTIC.replace('=2', '=4')} x.py",
+            "torchrun waits for 4 nodes",
+            "torchrun --nnodes=2 ...",
+        ),
+        ("deepspeed x.py", "deepspeed", "deepspeed --hostfile=FILE ..."),
+        ("deepspeed --num_gpus=8 x.py", "deepspeed", "deepspeed --hostfile=FILE ..."),
+    ],
+)
+def test_remedy_for_a_launcher(tmp_path: Path, launch: str, words: str, remedy: str) -> None:
+    """What the launcher does wrong has a remedy of this launcher."""
+    file = tmp_path / "job.sh"
+    file.write_text(f"#!/bin/bash\n#SBATCH -N 2 --gpus-per-node=8\n{launch}\n")
+    said = [one for one in results("launcher", asked(str(file))) if words in one.text]
+    assert [one.remedy for one in said] == [remedy]
+
+
+@pytest.mark.parametrize(
+    ("port", "address", "remedy"),
+    [
+        (
+            "$(shuf -i 20000-30000 -n 1)",
+            "n1",
+            "export MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000))",
+        ),
+        ("29500", "$(hostname)", "scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1"),
+    ],
+)
+def test_remedy_of_what_differs(tmp_path: Path, port: str, address: str, remedy: str) -> None:
+    """What each node's shell makes anew has a remedy for what it is: a port, or a host."""
+    file = tmp_path / "job.sh"
+    file.write_text(
+        "#!/bin/bash\n#SBATCH -N 2\nsrun bash -c 'torchrun --nnodes=2 --rdzv-backend=c10d"
+        f" --rdzv-endpoint={address}:{port} x.py'\n"
+    )
+    (found,) = [one for one in results("launcher", asked(str(file))) if one.outcome is CRITICAL]
+    assert found.remedy == f"{remedy}  # in the script"
+
+
 @pytest.mark.parametrize(("limit", "seconds"), [("6", 360), ("05:01", 301), ("0-1", 3600)])
 def test_signal_in_time(tmp_path: Path, limit: str, seconds: int) -> None:
     """A signal that comes while the job runs is right, in each form of the limit."""
@@ -598,12 +697,14 @@ RIGHT = (
     ("USR1\n", "usr1\n"),
     ("USR1\n", "EXIT\n"),
     ("USR1\n", "$SENT\n"),
-    ("USR1\n", "ERR\n"),
+    ("trap 'scontrol requeue $SLURM_JOB_ID' USR1\n", ". ./traps.sh\n"),
+    ("trap 'scontrol requeue $SLURM_JOB_ID' USR1\n", "exec 2>&1\nexec ./run\n"),
     ("--time", "--mem-per-gpu=9G --cpus-per-gpu=4 --time"),
     ("--time", "--mem=2G --time"),
     (" MASTER_PORT", " \\\n MASTER_PORT"),
     ("PORT=29500", "PORT=$((10000 + SLURM_JOB_ID % 10000))"),
     ("PORT=29500", "PORT=${SLURM_JOB_ID: -4}"),
+    ("PORT=29500", "PORT=$((10000 + ${SLURM_JOB_ID: -4}))"),
     ("ARGS=(", "ARGS=(--num-attention-heads 8 "),
     ("$(hostname)", "$(echo $SLURM_JOB_NODELIST | cut -d'[' -f1)"),
     ("$(hostname)", "$(echo $SLURM_JOB_NODELIST | cut -c1-4)"),
@@ -613,7 +714,7 @@ RIGHT = (
     ("--time", "--tasks-per-node=8 --of-a-plugin --time"),
     ("trap", "unset SLURM_EXPORT_ENV\ntrap"),
     ("'python", "'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID python"),
-    ("JOB_ID'", "JOB_ID'; echo ${SLURM_JOB_ID}_$SLURM_TMPDIR"),
+    ("trap", "echo ${SLURM_JOB_ID}_$SLURM_TMPDIR $SLURM_PARTITION\ntrap"),
     ("--time", "--mem=0 --time"),
     ("--time", "--mem-per-cpu=256 --time"),
     ("=2 '", "=2 trainer.devices=8 '"),
@@ -649,16 +750,22 @@ def test_script_without_faults(tmp_path: Path, right: str, wrong: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "words"),
-    [("0", ["srun asks for 2 nodes, but the job has 1"]), ("1", []), ("2", [])],
+    ("option", "group", "words"),
+    [
+        ("het-group", "0", ["srun asks for 2 nodes, but the job has 1"]),
+        ("het-group", "1", []),
+        ("pack-group", "1", []),
+        ("het-group", "2", []),
+        ("het-group", "0,1", []),
+    ],
 )
-def test_heterogeneous_job(tmp_path: Path, group: str, words: list[str]) -> None:
+def test_heterogeneous_job(tmp_path: Path, option: str, group: str, words: list[str]) -> None:
     """A step has the nodes of its component of a heterogeneous job, if that is known."""
     file = tmp_path / "job.sh"
     file.write_text(
         "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=1\n#SBATCH hetjob\n#SBATCH --nodes=2\n"
         "HOST=$(scontrol show hostnames $SLURM_JOB_NODELIST_HET_GROUP_1 | head -n 1)\n"
-        f"srun --het-group={group} -N 2 torchrun --nnodes=2 --rdzv-backend=c10d"
+        f"srun --{option}={group} -N 2 torchrun --nnodes=2 --rdzv-backend=c10d"
         " --rdzv-endpoint=$HOST:29500 x.py\n"
     )
     found = results("launcher", asked(str(file)))
@@ -860,6 +967,9 @@ def test_no_script() -> None:
     [
         ("-N 2 --gres=gpu:a100:4", 4),
         ("-N 2 --gres=nvme:1,gpu:4", 4),
+        ("-N 2 --gres=gpu:a100:2,gpu:v100:1", 3),
+        ("-N 2 --gpus-per-node=a100:2,v100:2", 4),
+        ("-N 2 --gpus=a100:4,v100:2", 3),
         ("-N 2 --gpus-per-node=h100:8", 8),
         ("-N 4 -n 4 --gpus-per-task=8", 8),
         ("-N 2 --ntasks-per-node=8 --gpus-per-task=h100:1", 8),

@@ -303,9 +303,18 @@ def changed(text: str, *pairs: tuple[str, str], count: int = -1) -> str:
     return text
 
 
-_ALONE = changed(
-    POD, ("    command: [bash, -c]\n    image: train\n", ""), ("- torchrun", "- --lr 1; torchrun")
+_ALONE = changed(POD, ("[bash, -c]", "[python, t.py]"), ("- torchrun", "- --lr=1 --n"))
+_ENTRYPOINT = changed(_ALONE, ("    command: [python, t.py]\n", ""))
+_PATCH = (
+    "spec: {containers: [{name: pytorch, resources: {limits: {nvidia.com/gpu: 8, rdma/hca: 1}}}]}"
 )
+_PLAIN = "kind: Pod\nmetadata: {name: a}\n" + POD.replace("MASTER_ADDR):1", "MASTER):1")
+_OTHER = changed(pytorchjob(POD), ("name: llm}", "name: b}"), ("llm-master-0", "b-master-0"))
+_EVALUATOR = """
+  - name: eval
+    template: {spec: {template: {spec: {containers: [{name: a, image: a, resources: {limits: {
+      nvidia.com/gpu: 1}}}]}}}}
+"""
 _PROCESSES = 'spec:\n  nprocPerNode: "{}"\n'
 _OF_LEADER = POD.replace("MASTER_ADDR):1", "LEADER):1")
 _JOB = JOB + inside(_OF_LEADER, 4)
@@ -318,7 +327,7 @@ _GANG = changed(
 _STATEFUL = (
     "kind: StatefulSet\nmetadata: {name: a}\nspec:\n  replicas: 2\n  serviceName: llm\n"
     "  volumeClaimTemplates: [{metadata: {name: shm}}]\n  template:\n    "
-    + inside(changed(POD, ("llm-workers-0-0.llm", "a-0.llm"), ("{name: shm, e", "{name: y, e")), 4)
+    + inside(changed(POD, ("llm-workers-0-0.llm", "a-0.llm"), ("{name: shm, e", "{name: z, e")), 4)
 )
 _WRITES = changed(POD, (":1 x", ":1 x --output_dir /data/run --data /data/in"))
 _SAVES = changed(POD, ("/dev/shm}", "/dev/shm}, {name: data, mountPath: /data}"))
@@ -336,9 +345,24 @@ MANIFESTS = (
     (pytorchjob(_ALONE), WARNING,
      "PyTorchJob llm, Master and Worker: 1 process (PyTorchJob) for 8 GPUs"),
     (changed(pytorchjob(_ALONE), ("spec:\n", _PROCESSES.format(8)), count=1), OK, "2 pods"),
+    (pytorchjob(_ENTRYPOINT), OK, "2 pods"),  # which may be torchrun, for all GPUs
+    # what a template fills in is no host yet
+    (jobset(changed(POD, ("$(MASTER_ADDR):1", "{{ .Release.Name }}-0.a:1"))), OK, "2 pods"),
+    # of a patch, only what it states is judged
+    (pytorchjob(_PATCH), OK, "2 pods with 16 GPUs"),
+    # pods of another job, or beside the launch, are none that torchrun waits for
+    (f"{pytorchjob(POD)}---\n{_OTHER}", OK, "4 pods with 32 GPUs"),
+    (f"{pytorchjob(POD)}---\n{_OTHER}".replace("nnodes=2", "nnodes=5"), CRITICAL,
+     "waits for 5 nodes, but 4 pods have GPUs"),
+    (f"{_PLAIN}---\n{_PLAIN}", OK, "2 pods with 16 GPUs"),
+    (f"{_PLAIN}---\n{_PLAIN}".replace("nnodes=2", "nnodes=3"), CRITICAL, "3 nodes, but 2 pods"),
+    (jobset(POD) + _EVALUATOR, OK, "3 pods with 17 GPUs"),
+    (changed(jobset(POD), ("parallelism: 2", "parallelism: 3")) + _EVALUATOR, CRITICAL,
+     "waits for 2 nodes, but 3 pods have GPUs"),
     # a TrainJob has a trainer, groups have a size, a Job restarts no finished pod
     (TRAIN_JOB.format(processes=8), OK, "4 pods with 32 GPUs"),
     (TRAIN_JOB.format(processes=9), CRITICAL, "9 processes (torchrun) for 8 GPUs"),
+    ("kind: TrainJob\nspec: {trainer: {command: [python t.py]}}", CRITICAL, "no program is named"),
     (GROUPS + inside(_OF_LEADER, 6), OK, "2 pods with 16 GPUs"),
     (changed(GROUPS, ("workerT", "leaderT")) + inside(_OF_LEADER, 6)
      + f"\n    workerTemplate:\n      {inside(_OF_LEADER, 6)}", OK, "2 pods with 16 GPUs"),
@@ -350,6 +374,29 @@ MANIFESTS = (
     (_STATEFUL, OK, "2 pods"),
     (changed(_STATEFUL, ("serviceName: llm", "serviceName: other")), CRITICAL, "subdomain other"),
     (changed(_STATEFUL, ("{name: shm}", "{name: x}")), CRITICAL, "volume shm of /dev/shm is not"),
+    # names of pods are those of the API's own Job
+    *(
+        (changed(_NEVER, ("$(LEADER):1", "j-worker-0.j:1"), ("kind: Job", f"{of}kind: Job")), *says)
+        for of, *says in (
+            ("apiVersion: batch/v1\n", CRITICAL, "is no pod of this manifest, which has j-0, j-1"),
+            ("apiVersion: batch.volcano.sh/v1alpha1\n", OK, "2 pods"),
+        )
+    ),
+    # a variable may come from elsewhere, and a script may ask for it
+    *(
+        (changed(_NEVER, ("- torchrun", f"- {before}torchrun --rdzv-id=$SLURM_JOB_ID"),
+                 ("    env:", f"    envFrom: [{source}]\n        env:")), *says)
+        for before, source, *says in (
+            ("", "", CRITICAL, "it uses SLURM_JOB_ID, which only Slurm sets"),
+            ("", "secretRef: {name: s}", OK, "2 pods"),
+            (". /etc/a; ", "", OK, "2 pods"),
+            ("test -z $SLURM_NNODES || ", "", OK, "2 pods"),
+        )
+    ),
+    ("kind: ConfigMap\nmetadata: {name: c}\ndata: {A: b}\n---"
+     + changed(_NEVER, ("- torchrun", "- torchrun --rdzv-id=$SLURM_JOB_ID"),
+               ("    env:", "    envFrom: [configMapRef: {name: c}]\n        env:")),
+     CRITICAL, "it uses SLURM_JOB_ID, which only Slurm sets"),
     # a gang is not larger than the job; Ray has shared memory
     (_GANG, CRITICAL, "starts only once 3 pods are placed (minAvailable), but has 2"),
     (changed(_NEVER, ("kind: Job", "kind: RayJob"), ("mountPath: /dev/shm", "mountPath: /x")), OK,
@@ -357,6 +404,16 @@ MANIFESTS = (
     # mpirun starts no more processes than its workers have slots
     (mpijob(16), OK, "3 pods"),
     (mpijob(17), CRITICAL, "mpirun -np 17, but workers have 16 slots"),
+    *(
+        (changed(mpijob(17), *pairs, count=1), OK, "3 pods")
+        for pairs in (
+            [("mpirun, -np,", "mpirun, --oversubscribe, -np,")],
+            [("mpirun, -np,", "mpirun, --map-by, 'slot:OVERSUBSCRIBE', -np,")],
+            [("mpirun, -np,", "mpirun, --hostfile, hosts, -np,")],
+            [("spec:\n", "spec:\n  mpiImplementation: Intel\n")],
+            [('-np, "17", all_reduce_perf', '-np, $NP, all_reduce_perf, -n, "50"')],
+        )
+    ),
     (changed(mpijob(17), ("spec:\n", "spec:\n  runLauncherAsWorker: true\n"), count=1), OK, ""),
     # a training cannot write where its container has a mount that is read-only
     *(
@@ -396,6 +453,8 @@ MANIFESTS = (
              f"PyTorchJob llm, Master: pods beside it have {device}"),
         )
     ),
+    # /dev/shm is memory only where its volume says so
+    (jobset(changed(LIMITED, ("medium: Memory, sizeLimit: 9Gi", "sizeLimit: 9Gi"))), OK, "2 pods"),
     # WORLD_SIZE counts processes once a pod has several, so it is not a number of nodes
     *(
         (changed(pytorchjob(changed(_WORLD, ('gpu: "8"', f'gpu: "{processes}"'))),

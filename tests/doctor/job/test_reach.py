@@ -29,6 +29,9 @@ CASES = (
     (f"{_SET}docker run --gpus all a torchrun t.py",
      f"{_SET}docker run --gpus all -e MASTER_ADDR -e NCCL_DEBUG a torchrun t.py",
      "docker run does not pass them on"),
+    ("PORT=$(x)\ndocker run --gpus all a bash -c 'torchrun --master-port=$PORT t.py'",
+     "if b; then\n  DATA=/d\nfi\ndocker run --gpus all --volume=$DATA:/e a torchrun t.py",
+     "sets PORT, but docker run does not pass it on"),
     ("PORT=1\ndocker run --gpus all a bash -c 'torchrun --master-port=$PORT t.py'",
      'PORT=1\ndocker run --gpus all a bash -c "torchrun --master-port=$PORT t.py"',
      "sets PORT, but docker run does not pass it on"),
@@ -37,6 +40,10 @@ CASES = (
      "MASTER_ADDR, but apptainer --cleanenv does not pass it on"),
     (f"{_SET}apptainer exec --nv --cleanenv a.sif python t.py",
      f"{_SET}apptainer exec --nv a.sif python t.py", "apptainer --cleanenv does not pass them on"),
+    (f"{_SET}apptainer exec --nv --cleanenv a.sif python t.py",
+     (f"{_SET}export APPTAINERENV_NCCL_DEBUG=WARN\n"
+      "SINGULARITYENV_MASTER_ADDR=a apptainer exec --nv --cleanenv a.sif python t.py"),
+     "apptainer --cleanenv does not pass them on"),
     *(
         (f"{before}MASTER_ADDR=a apptainer exec --nv --cleanenv a.sif python t.py",
          "apptainer exec --nv --cleanenv a.sif env MASTER_ADDR=a python t.py",
@@ -72,6 +79,20 @@ CASES = (
     ("f() {\n  echo a\n}\nf > ./hosts\ncd $RUN\ndeepspeed -H hosts t.py",
      "f() {\n  echo a\n}\nf > ./hosts\ncd $SLURM_SUBMIT_DIR\ndeepspeed -H hosts t.py",
      "writes hosts, then goes to $RUN"),
+    ("date > a.log\ncd a/b\ncd ..\ncat a.log", "date > a.log\ncd a/b\ncd ../..\ncat a.log",
+     "writes a.log, then goes to a, where"),
+    *(
+        ("date > a.log\ncd a\ncat a.log", f"date > a.log\n{right}", "goes to a, where cat does not")
+        for right in (
+            "(cd a; make)\ncat a.log",
+            "cd a && make && cd -\ncat a.log",
+            "if b; then\n  cd a\nfi\ncat a.log",
+            "cd a\nmake\ncd -\ncat a.log",
+            "cd ..\nmake\ncd b\ncat a.log",
+            "cd a\npython t.py --output a.log",
+            "cd a\ndate > a.log\ncat a.log",
+        )
+    ),
     ("#SBATCH -N 1\nsrun python t.py --save_dir $SLURM_TMPDIR/a",
      "#SBATCH -N 1\nsrun python t.py --save_dir $SLURM_TMPDIR/a\ncp -r $SLURM_TMPDIR/a .",
      "--save_dir $SLURM_TMPDIR/a is of one node"),
@@ -83,6 +104,15 @@ CASES = (
     ("#SBATCH -N 1 --ntasks-per-node=8 --gres=gpu:8\npython -u t.py",
      "#SBATCH -N 1 --ntasks-per-node=8 --gres=gpu:8\nexport N=1\nsrun python -u t.py",
      "asks for 8 tasks"),
+    *(
+        ("#SBATCH -N 1 -n 8 --gres=gpu:8\npython t.py",
+         f"#SBATCH -N 1 -n 8 --gres=gpu:8\n{right}", "asks for 8 tasks, but starts `python t.py`")
+        for right in (
+            "python t.py --seed 1 &\npython t.py --seed 2 &\nwait",
+            "for i in 1 2; do\n  CUDA_VISIBLE_DEVICES=$i python t.py &\ndone\nwait",
+            "parallel -j 8 python t.py --seed {} ::: 1 2",
+        )
+    ),
     ("srun cd /a && python t.py", "cd /a && srun python t.py", "srun cannot run cd /a"),
     ("srun source venv/bin/activate && python t.py",
      "srun bash -c 'source venv/bin/activate && python t.py'",
@@ -96,7 +126,12 @@ CASES = (
     ("while read -r host; do\n  ssh $host nvidia-smi\ndone < hosts",
      "while read -r host; do\n  ssh -n $host nvidia-smi\ndone < hosts",
      "ssh in a loop of `read` takes the other lines"),
+    ("while read -r host; do\n  ssh $host nvidia-smi\ndone < hosts",
+     "while read -r host <&3; do\n  ssh $host nvidia-smi\ndone 3< hosts",
+     "ssh in a loop of `read` takes the other lines"),
     ("NNODES = 4", "NNODES=4", "NNODES is not set"),
+    ("NNODES = 4", "B=x\nif [[ -n $A && $B = x ]]; then\n  b\nfi", "NNODES is not set"),
+    ("NNODES = 4", "((A = (1 + 2) * 3)) || b", "NNODES is not set"),
     ("export NNODES = 4", "for ((i = 0; i < 4; i++)); do\n  a\ndone", "NNODES is not set"),
     ("if [$A -eq 0 ]; then\n  b\nfi", "if [ $A -eq 0 ]; then\n  b\nfi", "is no command"),
     ("set -e\npython t.py\nrc=$?\necho $rc\nif [ $rc -ne 0 ]; then\n  scontrol requeue 1\nfi",
@@ -114,6 +149,15 @@ CASES = (
     ("BATCH_SIZE=8\npython t.py --batch $BATCHSIZE",
      "BATCH_SIZE=8\npython t.py --batch $BATCH_SIZE",
      "sets BATCH_SIZE, which nothing reads, and reads BATCHSIZE"),
+    *(
+        ("BATCH_SIZE=8\npython t.py --batch $BATCHSIZE", right, "and reads BATCHSIZE, which")
+        for right in (
+            ". ./sizes.sh\nBATCH_SIZE=8\npython t.py --batch $BATCHSIZE",
+            'export "$1"=2\nBATCH_SIZE=8\npython t.py --batch $BATCHSIZE',
+            'eval "$(parse a.yaml)"\nBATCH_SIZE=8\npython t.py --batch $BATCHSIZE',
+            "export BATCH_SIZE=$BATCHSIZE\npython t.py",
+        )
+    ),
     ("srun bash -c 'RANK=$OMPI_COMM_WORLD_RANK python t.py'",
      "bash -c 'RANK=$OMPI_COMM_WORLD_RANK python t.py'",
      "reads OMPI_COMM_WORLD_RANK, which is never set"),
@@ -125,6 +169,9 @@ CASES = (
      "--resume_from is a new directory each time"),
     ("D=/c/$SLURM_RESTART_COUNT\nscontrol requeue 1\nsrun python t.py --load $D",
      "D=/c/$(date +%s)\nsrun python t.py --load $D", "--load is a new directory each time"),
+    ("# conda activate\nconda activate a\npython t.py",
+     "# conda activate\nsource /opt/conda/etc/profile.d/conda.sh\nconda activate a\npython t.py",
+     "conda activate fails"),
     ("conda activate a\npython t.py",
      "source /opt/conda/etc/profile.d/conda.sh\nconda activate a\npython t.py",
      "conda activate fails"),

@@ -258,6 +258,24 @@ PROGRAMS: Sequence[tuple[str, str]] = (
 
 
 @pytest.mark.parametrize(
+    ("words", "is_told"),
+    [
+        ("--save $DIR", True),
+        ("--save /a --bf16 --data ${DATA[1]}", True),
+        ("--save /a $MORE", False),
+        ("--save /a --bf16 $EXTRA_ARGS", False),
+        ('--save /a --bf16 "${MORE[@]}"', False),
+        ("--save /a --bf16 $@", False),
+    ],
+)
+def test_options_that_a_variable_may_hold(words: str, *, is_told: bool) -> None:
+    """An option is not missing where a variable, which is no value, may hold it."""
+    parsed = slurm_script.parse(f"#!/bin/bash\n{_MEGATRON} {words}\n", {})
+    said = " ".join(one.text for one in results("launcher", JobContext(script=Source("a", parsed))))
+    assert ("--save takes --save-interval" in said) == is_told
+
+
+@pytest.mark.parametrize(
     ("rule", "wrong", "right"),
     [(rule, *case) for rule, case in zip((*OF_PROGRAMS, *OF_SETTINGS), PROGRAMS, strict=True)],
     ids=[f"{rule.subject} {rule.when}"[:60] for rule in (*OF_PROGRAMS, *OF_SETTINGS)],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 
 from dshealthd.doctor.job.context import JobContext
 from dshealthd.doctor.job.sources import manifest
@@ -46,7 +45,7 @@ spec:
 
 def said(text: str) -> str:
     """Return what is wrong with a manifest."""
-    found = manifest.from_json({"documents": list(yaml.safe_load_all(text))})
+    found = manifest.from_json(manifest.parse(text))
     outcome = results("manifest", JobContext(manifest=Source("job.yaml", found)))
     return " ".join(one.text for one in outcome if one.outcome.value != "ok")
 
@@ -57,6 +56,12 @@ FIELDS = (
     ("completions: 2", 'completions: "2"', "completions is '2', not a whole number"),
     ("[{name: A, value: b}]", "{A: b}", "env is \"{'A': 'b'}\", not a list"),
     ("value: b", "value: 1", "containers[a].env[A]: it is refused: value is 1, not a string"),
+    # scalars are those that kubectl reads, not those of YAML 1.1
+    ("value: b", "value: 1e-4", "value is 0.0001, not a string: quote it"),
+    ("value: b", "value: y", "value is True, not a string: quote it"),
+    ("value: b", "value: off", "value is False, not a string: quote it"),
+    ("value: b", "value: 0x1f", "value is 31, not a string: quote it"),
+    ("t.py]", "t.py, --lr, 3.]", "command is a list with 3.0, which is no string: quote it"),
     ("Policy: Never", "Policy: never", "restartPolicy is never, none of Always, OnFailure, Never"),
     ("Policy: Never", "Policy: Never\n      affinity: []", "affinity is '[]', not a mapping"),
     ("Mode: Indexed", "Mode: indexed", "completionMode is indexed, none of Indexed, NonIndexed"),
@@ -75,6 +80,49 @@ def test_fields(old: str, new: str, words: str) -> None:
     assert not said(JOB)
     assert old in JOB
     assert words in said(JOB.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("value", ["1:30:00", "2026-01-01", "1e", "yep", "0.1.2", "'y'", "~"])
+def test_scalars_that_are_strings(value: str) -> None:
+    """What kubectl reads as a string is none that has to be quoted."""
+    assert not said(JOB.replace("value: b", f"value: {value}"))
+
+
+PREDICTOR = """
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: a}
+spec:
+  predictor:
+    minReplicas: 1
+    volumeMounts: []
+    containers: [{name: a, image: a}]
+"""
+TRAINJOB = """
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: a}
+spec:
+  activeDeadlineSeconds: 9
+  trainer: {resourcesPerNode: {}}
+"""
+
+
+def test_fields_that_the_table_does_not_have() -> None:
+    """A field of an object that the table does not know, or of a newer one, is not refused for
+    being one of another object.
+    """
+    assert not said(PREDICTOR)
+    assert "no field minReplics: did you" not in said(PREDICTOR.replace("Replicas", "Replics"))
+    assert not said(TRAINJOB)
+    assert "numNodes here: it is one of Trainer" in said(
+        TRAINJOB.replace("active", "numNodes: 2 #")
+    )
+    rules = "successPolicy: {rules: [{succeededIndexes: '0'}]}"
+    assert not said(JOB.replace("parallelism: 2", rules))
+    assert "no field rules" in said(
+        JOBSET.replace("  replicatedJobs", f"  {rules}\n  replicatedJobs")
+    )
 
 
 def test_templates_and_unknown_fields() -> None:

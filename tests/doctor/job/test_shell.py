@@ -74,6 +74,21 @@ SCRIPTS = {
     ),
     "set again": 'A=1; A=2; B=$A; B+=3; true && A=2; srun $A "$B"',
     "quoted for another shell": "A=1; srun '$A' \"\\$A $A\" \\$A '\\'",
+    "tests": (
+        "A=a; if [[ -n x && $A = a ]]; then srun a; fi; [[ $A =~ ^(a|srun)$ ]] && srun b\n"
+        "[[ b < $A || x > y ]] || srun c; [[ -n '' ||\n x ]] && srun d; srun e"
+    ),
+    "braces": (
+        'srun ${X:-a b} "${Y:-c d}"; A=1234; B=1${A:(-2)}; C=${A#*(}; D=${Z:-$A ${Y} e}; srun g $A'
+    ),
+    "delimiters": (
+        "srun a <<+ b\nsrun no\n+\ncat <<'END-OF.IT' >/dev/null\nsrun no\nEND-OF.IT\n"
+        "X=$((1<<2)); srun c"
+    ),
+    "loops that count": (
+        "for ((i = 0; i < $((2 - 1)); i++)); do srun a; done; for((;;)); do srun b; break; done"
+    ),
+    "an assignment in a variable": "A=B=1; $A || srun a",
     "dollars": 'srun "$" a$ "b$" \'$x\'',
 }
 

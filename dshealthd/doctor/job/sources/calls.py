@@ -18,6 +18,10 @@ _OUTER = programs.WRAPPERS | programs.ELSEWHERE | {"srun"}
 """Programs that run another one among their words."""
 
 
+_MAY_HOLD_OPTIONS = re.compile(r"\$(?!(?:\w+|\{\w+\})[/:])")
+"""Begins a word that may become several; a path that begins with a variable is one."""
+
+
 class Call(NamedTuple):
     """One call of a program."""
 
@@ -30,6 +34,8 @@ class Call(NamedTuple):
     """The operator that ends the command."""
     given: Mapping[str, str] = {}
     """Variables that are set in front of the command."""
+    reads: Sequence[str] = ()
+    """Variables that it leaves to the shell inside."""
 
     @property
     def own(self) -> list[str]:
@@ -41,12 +47,12 @@ class Call(NamedTuple):
     @property
     def options(self) -> Mapping[str, list[str]]:
         """Its options, and its subcommand, with their values."""
-        words = " ".join(self.own)
+        words = " ".join(self.own).replace("$", "")  # names of variables say something, too
         found: dict[str, list[str]] = {"by": [self.by], "end": [self.end], "words": [words]}
         found["program"] = [self.program]
         if any(programs.runs_programs(os.path.basename(word)) for word in self.words):
             found["trains"] = [""]
-        if any(word.startswith("$") for word in self.own):  # a variable may hold options
+        if any(_MAY_HOLD_OPTIONS.match(word) for word in self.own):  # `rules`
             found["open"] = [""]
         if self.words and not self.words[0].startswith("-"):
             found[self.words[0]] = [""]
@@ -75,7 +81,8 @@ def calls(
         for at, name in enumerate(names):
             if name in programs.CALLED and (at == 0 or names[0] in _OUTER):
                 outer = next((one for one in reversed(names[:at]) if one in _OUTER), by)
-                yield Call(name, words[at + 1 :], outer, command.end, command.own)
+                reads = sorted(command.reads)
+                yield Call(name, words[at + 1 :], outer, command.end, command.own, reads)
             if programs.runs_shell([name]) or (name.endswith(".sh") and not inside):
                 found = programs.text_of_shell(words[at:], command.document, read)
                 inside = (found[0] if found else "") or inside

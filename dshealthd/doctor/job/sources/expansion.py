@@ -23,15 +23,18 @@ if TYPE_CHECKING:
 MAX_COMMAND = 1 << 21
 """Maximum characters of a command; the kernel runs none that is longer (execve(2))."""
 _QUOTED = r"\\.|'[^']*+'|\"(?:[^\"\\]++|\\.)*+\""
+_BRACED = rf"\$\{{(?:[^{{}}$'\"\\]++|\$(?!\{{)|{_QUOTED}|\$\{{[^{{}}]*+\}})*+\}}"
+"""A variable in braces: blanks and operators in it are a part of its word."""
 _TOKEN = re.compile(
     r"(?P<blank>[ \t\r]+|\\\r?\n|(?<![^\s;&|()])#[^\n]*)"
-    r"|<<-?[ \t]*(?P<quote>['\"\\]?)(?P<document>\w+)['\"]?"
+    r"|<<-?[ \t]*(?P<quote>['\"\\]?)(?P<document>[^\s'\"\\;&|()<>]+)['\"]?"
     r"|(?P<redirection>\d*(?:&>>?|<<<|>>|[<>]&|<>|>\||[<>]))"
     r"|(?P<operator>\n|[;&|()]+)"
     rf"|(?P<word>\w+\+?=\((?:[^()'\"\\#]++|{_QUOTED}|(?<=\s)#[^\n]*+|#)*+\)"
-    rf"|(?:[^\s'\"\\;&|()<>]++|{_QUOTED})++)",
+    rf"|(?:{_BRACED}|[^\s'\"\\;&|()<>$]++|\$|{_QUOTED})++)",
     re.DOTALL,
 )
+_TEST_ENDS = re.compile(r"\s\]\](?![^\s;&|)])")
 PIECE = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|([^'\"\\]+)", re.DOTALL)
 _SUBSTITUTION = re.compile(r"[$<>]\(")
 _WHERE = re.compile(r"\s*(?:which|command\s+-v|type\s+-p)\s+([\w.-]+)\s*")
@@ -208,7 +211,7 @@ def computed(text: str, variables: Variables) -> str:
     try:
         return str(_number(ast.parse(known.strip(), mode="eval").body))
     except (ValueError, SyntaxError, ArithmeticError, MemoryError, RecursionError):
-        if names & {"SLURM_JOB_ID", "SLURM_JOBID"} and not re.search("[%/&]", text):
+        if names & {"SLURM_JOB_ID", "SLURM_JOBID"} and not re.search("[%/&:]", text):
             return "${SLURM_JOB_ID}"  # plus something
         # a quotient may be common
         of_node = names & PER_NODE if "/" not in text else ()
@@ -282,12 +285,20 @@ def words(text: str) -> Iterator[tuple[str, str]]:
     """Yield the words of a script, targets of its output, here-documents, which are closed in
     quotes or open, and operators, which end a command, each with its kind.
     """
-    at, behind, redirection = 0, 0, ""
+    at, behind, redirection, test, ends = 0, 0, "", 0, True
     while match := _TOKEN.match(text, at):
         kind, found, at = match.lastgroup, match[0], match.end()
+        if found == "[[" and ends and at > test:
+            ending = _TEST_ENDS.search(text, at)
+            test, ends = (ending.end() if ending else 0), ending is not None
+        if at <= test and kind in {"operator", "redirection"}:  # one of the test
+            if found != "\n":
+                yield found, "word"
+            continue
         if match["document"]:
             begin = max(behind, text.find("\n", at) + 1 or len(text))
-            end = re.compile(rf"^\t*{match['document']}$", re.MULTILINE).search(text, begin)
+            closing = re.escape(match["document"])
+            end = re.compile(rf"^\t*{closing}$", re.MULTILINE).search(text, begin)
             behind = end.end() if end else len(text)
             yield (
                 text[begin : end.start() if end else behind],

@@ -52,6 +52,9 @@ SHORT = {
     "torchrun": {},
     "accelerate": {},
     "srun": {
+        "a": "array",
+        "J": "job-name",
+        "o": "output",
         "N": "nodes",
         "n": "ntasks",
         "G": "gpus",
@@ -217,7 +220,10 @@ def find_launch(
             seen.append(command)
             found = _launcher(command, variables, nesting, read, is_task=is_task)
             rank = _weight(found, is_task=is_task)
-            if rank > weight:
+            outers = [one.program if one else "" for one in (best.command, found)]
+            # beside what srun starts on all nodes, another one prepares or evaluates on the first
+            is_wider = rank == weight and outers[0] != "srun" == outers[1]
+            if rank > weight or (is_wider and not is_conditional and not command.is_conditional):
                 alike.clear()
                 best = CommandLaunch(found, dict(variables), is_background=command.end == "&")
                 weight, problem = rank, ""

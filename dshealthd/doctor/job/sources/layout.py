@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
     from dshealthd.probe.members.membership import Member
 
+HERE = "GPUs of this node"
+"""Where the layout of `deepspeed` comes from without a hostfile."""
 _PER_GPU = frozenset({"gpu", "auto"})
 """Values with which torchrun starts one rank on each GPU that it sees."""
 
@@ -94,7 +96,7 @@ def _deepspeed(
     if not members and "num-nodes" in options:
         return Layout(None, natural(options["num-nodes"]), count, source="options of deepspeed")
     pool = slots(command, members, count or gpus)
-    source = "hostfile" if members else "GPUs of this node"
+    source = "hostfile" if members else HERE
     filtered = _filtered(pool, options)
     if not filtered or (command is not None and command.is_partial):
         return Layout()
@@ -106,7 +108,7 @@ def _deepspeed(
     if options.keys() & {"include", "exclude", "num-nodes", "num-gpus", "num-accelerators"}:
         source += " and options of deepspeed"
     per_node = max((slots for _, slots in hosts), default=0)
-    is_local = source.startswith("GPUs")
+    is_local = source.startswith(HERE)
     return Layout(
         sum(slots for _, slots in hosts), len(hosts), per_node, () if is_local else hosts, source
     )

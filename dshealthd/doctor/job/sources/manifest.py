@@ -59,6 +59,15 @@ CONTROLLERS = {
 }
 """Variables that controllers set in containers, and which of them."""
 _REFERENCE = re.compile(r"\$\((\w+)\)")
+_SCALARS = (
+    ("bool", r"(?i:y|n|yes|no|on|off|true|false)$", "yYnNtTfFoO"),
+    ("int", r"[-+]?(0b[01_]+|0[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)$", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?$", "-+.0123456789"),
+    ("float", r"[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$", "-+."),
+    ("null", r"(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("merge", r"<<$", "<"),
+)
+"""Scalars that are no strings: their kind, pattern and first characters."""
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a path of the pod; nothing is opened
 _OF_NODE = re.compile(r"cpu|memory|ephemeral-storage|(hugepages|requests|limits)\b.*")
 """Resources that are no devices."""
@@ -100,6 +109,13 @@ class PodTemplate:
         """The container with most GPUs."""
         containers = self.spec.each("containers") or [ManifestFields()]
         return max(containers, key=lambda one: (sum(_gpus(one)), bool(_gpus(one))))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is no patch, and no other template, as that of a TrainJob's runtime, completes
+        it.
+        """
+        return "image" in self.main and self.kind != "TrainJob"
 
     @property
     def gpus(self) -> int:
@@ -218,7 +234,7 @@ class PodTemplate:
     def names(self) -> frozenset[str] | None:
         """The names of its pods; None where its controller invents them, or they are unknown."""
         each = range(min(self.count // max(self.groups, 1), 4096))
-        if not self.job:
+        if not self.job or (self.kind == "Job" and not self.is_of("batch")):
             return None
         if self.kind == "JobSet":
             outer = range(min(self.groups, 4096))
@@ -274,7 +290,7 @@ def parse(text: str) -> dict[str, Any]:
     import yaml
 
     try:
-        found = {"documents": plain(list(yaml.safe_load_all(text)))}
+        found = {"documents": plain(list(_documents(text)))}
     except yaml.YAMLError as error:
         message = f"is not YAML: {' '.join(str(error).split())}"
         raise ValueError(message) from error
@@ -285,6 +301,23 @@ def parse(text: str) -> dict[str, Any]:
         message = "has no template of pods"
         raise ValueError(message)
     return found
+
+
+def _documents(text: str) -> Iterator[Any]:
+    """Return the documents of a text as kubectl reads it, which differs from YAML 1.1: `1e-4` and
+    `y` are no strings, and `1:30:00` and dates are (sigs.k8s.io/yaml, goyaml.v2/resolve.go).
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_yaml_bool(self, node: yaml.ScalarNode) -> bool:
+            return node.value.lower() in {"y", "yes", "true", "on"}
+
+    Loader.yaml_implicit_resolvers = {}
+    Loader.add_constructor("tag:yaml.org,2002:bool", Loader.construct_yaml_bool)
+    for kind, pattern, first in _SCALARS:
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(pattern), list(first))
+    return yaml.load_all(text, Loader=Loader)
 
 
 def from_json(document: dict[str, Any]) -> Manifest:
@@ -330,6 +363,8 @@ def _with_values(value: Any, maps: Mapping[str, Mapping[str, Any]]) -> Any:
     ]
     if known and isinstance(found.get("env", []), list):
         found["env"] = [*known, *found.get("env", [])]
+        refs = ((one, one.at("configMapRef").text("name")) for one in fields.each("envFrom"))
+        found["envFrom"] = [one.value for one, name in refs if name not in maps]
     return found
 
 
@@ -344,9 +379,9 @@ def _pods(
     if node.each("containers"):
         yield PodTemplate(whole, above, node, name, count, groups)
         return
-    if "resourcesPerNode" in node:  # of a TrainJob; its runtime has the template, with /dev/shm
+    if whole.get("kind") == "TrainJob" and name == "trainer":
         container = {**node.value, "resources": node.get("resourcesPerNode")}
-        spec = ManifestFields({"containers": [container], "hostIPC": True})
+        spec = ManifestFields({"containers": [container]})
         yield PodTemplate(whole, ManifestFields(), spec, name, node.number("numNodes", 1), groups)
         return
     parallelism, replicas = node.number("parallelism", 1), node.number("replicas", 1)

@@ -21,13 +21,13 @@ CALLED = frozenset({"mpirun", "mpiexec", "ray"}) | CONTAINERS - {"enroot"}
 """Programs whose options rules read, besides those of launchers."""
 HERE = frozenset(
     "command exec time nohup env stdbuf nice ionice chrt numactl taskset timeout sudo"  # noqa: SIM905
-    " setsid strace nsys ncu py-spy catchsegv unbuffer xargs parallel"
+    " setsid strace nsys ncu py-spy catchsegv unbuffer"
     " conda mamba micromamba uv uvx poetry pipenv pixi pdm hatch".split()
 )
 """Programs that run the command among their words, with the files and variables that they have."""
 ELSEWHERE = frozenset({"ssh", "pdsh", "clush"})
 """Programs that have a shell of another host read their last words, or their input."""
-WRAPPERS = HERE | CONTAINERS
+WRAPPERS = HERE | CONTAINERS | {"xargs", "parallel"}  # which may run it several times
 _SHELLS = frozenset({"bash", "sh", "dash", "ksh"})
 """Shells that are read; zsh splits no words, and counts elements from 1 (zshexpn(1))."""
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
@@ -129,7 +129,7 @@ def unwrapped(
     while begin < len(words) and (match := ASSIGNMENT.fullmatch(words[begin])):
         own[match[1]] = match[2]
         begin += 1
-    words = words[begin:]
+    words = words[begin:] or words  # what is left of variables alone is the name of a command
     program = os.path.basename(words[0]) if words else ""
     is_open = program.startswith("$")  # only the shell knows what it is: a wrapper, or variables
     is_any = wrappers is None and not runs_programs(program)
@@ -145,6 +145,6 @@ def unwrapped(
         before = words[at - 1] if at > 1 and program not in WRAPPERS else "--"
         is_value = before.startswith("-") and "=" not in before and before != "--"
         is_known = runs_programs(name) or is_file or name in CALLED | ELSEWHERE | {"env"}
-        if is_program and not is_value and is_known:
+        if is_program and not word.startswith("-") and not is_value and is_known:
             return unwrapped(words[at:], own, wrappers)
     return words

@@ -33,6 +33,8 @@ _HOSTS = ("hostfile", "machinefile", "H", "host", "f")
 _MOUNTS = ("v", "volume", "container-mounts", "bind", "B")
 
 
+_OF_CONTAINER = ("APPTAINERENV_", "SINGULARITYENV_")
+"""Begin variables that set others in a container of apptainer, also with --cleanenv."""
 _EPHEMERAL = frozenset({"rm", "writable-tmpfs", "container-image"})
 """Options with which what a container changes ends with it."""
 _OF_NODE = re.compile(r"(/tmp|/dev/shm|\$\{?(SLURM_)?TMPDIR\}?)(/|$)")
@@ -40,8 +42,8 @@ _OF_NODE = re.compile(r"(/tmp|/dev/shm|\$\{?(SLURM_)?TMPDIR\}?)(/|$)")
 _COPIES = frozenset({"cp", "mv", "rsync", "tar", "rclone", "aws", "gsutil", "gcloud", "azcopy"})
 _OTHERWISE = frozenset({"echo", "printf", "rm", "touch", "mkdir", "tee"})
 """Commands that take a file's name and do not read it."""
-_SAME_FOLDER = re.compile(r"^\.?/?$|^-$|SLURM_SUBMIT_DIR\}?$|^\$\{?PWD\}?$")
-"""What leads to the folder of a job's script, or may."""
+_BEGIN = re.compile(r"SLURM_SUBMIT_DIR\}?$|^\$\{?PWD\}?$")
+"""What leads to the folder where a job's script begins, or may."""
 
 
 class Crossing(NamedTuple):
@@ -90,11 +92,16 @@ def faults(
     for call in found:
         way = crossing(call, is_batch=is_batch) if "trains" in call.options else None
         text = "\n".join(call.words)
-        reads = set(re.findall(r"\$\{?([A-Za-z_]\w*)\b(?!:|-)", text)) & assigned.keys()
+        reads = assigned.keys() & {*call.reads}
         sets = set(re.findall(r"\b([A-Za-z_]\w*)=", text))
         wanted = sorted({*needed, *training_variables(call.given)})
         lost = [one for one in (*wanted, *sorted(reads)) if way and not way.passes(one)]
-        lost = [one for one in dict.fromkeys(lost) if one not in sets]
+        set_there = {*assigned, *call.given}  # apptainer(1), --cleanenv
+        lost = [
+            one
+            for one in dict.fromkeys(lost)
+            if one not in sets and not {f"{prefix}{one}" for prefix in _OF_CONTAINER} & set_there
+        ]
         if way and lost:
             yield ScriptFault(
                 f" sets {', '.join(lost[:8])}, but {way.shown} does not pass"
@@ -211,16 +218,21 @@ def _top(path: str) -> str:
 
 
 def _left_by_cd(seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
-    """Yield a file that is written in one folder, and read by its relative name in another."""
-    written: dict[str, str] = {}
+    """Yield a file that is written where the script begins, and read by its relative name in
+    another folder.
+    """
+    written: set[str] = set()
+    folder: str | None = ""  # where the shell is: empty at its begin, None if unknown
     for one in seen:
         program, target = one.words[0], os.path.normpath(one.target) if one.target else ""
-        goes = program == "cd" and one.words[1:] and one.end in {"\n", ";"}
-        if goes and not one.is_conditional and not _SAME_FOLDER.search(one.words[1]):
-            written = dict.fromkeys(written, one.words[1])
+        if program == "cd":
+            goes = one.end in {"\n", ";"} and not one.is_conditional
+            folder = _gone(folder, "".join(one.words[1:2])) if goes else None
+        made = {path for _, path in launcher_command.outputs(one.words)}
         for word in one.words[1:] if program not in _OTHERWISE else ():
-            name = os.path.normpath(word.rpartition("=")[2] or ".")
-            if folder := written.get(name, ""):
+            value = word.rpartition("=")[2]
+            name = os.path.normpath(value or ".")
+            if folder and name in written and value not in made:
                 yield ScriptFault(
                     f" writes {name}, then goes to {folder[:60]}, where {program} does not find it"
                     " by this relative name",
@@ -228,4 +240,18 @@ def _left_by_cd(seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
                 )
                 return
         if target and not target.startswith(("/", "$", "~")):
-            written[target] = ""
+            (written.discard if folder != "" else written.add)(target)
+        if folder and ")" in one.end:  # perhaps of a subshell, which leaves the folder
+            folder = None
+
+
+def _gone(folder: str | None, to: str) -> str | None:
+    """Return where `cd` leads from a folder."""
+    if _BEGIN.search(to):
+        return ""
+    if to.startswith(("/", "$", "~")):
+        return to
+    if folder is None or to in {"", "-"} or folder.startswith(".."):
+        return None
+    path = os.path.normpath(os.path.join(folder, to))
+    return "" if path == "." else path

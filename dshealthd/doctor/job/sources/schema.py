@@ -26,6 +26,8 @@ class Node(NamedTuple):
     path: str
     """Where it stands; empty for the object."""
     fields: ManifestFields
+    root: str = ""
+    """The type of the object, or of the part of it whose types are known."""
 
 
 @functools.cache
@@ -45,13 +47,24 @@ def _types() -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     return kinds, types
 
 
+@functools.cache
+def _below(root: str) -> frozenset[str]:
+    """Return the types of the mappings in one of a type, at any depth."""
+    _, types = _types()
+    found, new = set[str](), {root} & types.keys()
+    while new:
+        below = {kind.rpartition(" ")[2] for one in new for kind in types[one].values()}
+        found |= (new := (below & types.keys()) - found)
+    return frozenset(found)
+
+
 def nodes(whole: ManifestFields) -> Iterator[Node]:
     """Yield the mappings of an object whose types are known, the object itself first."""
     kinds, _ = _types()
     group, slash, _ = (whole.text("apiVersion") or "batch/v1").rpartition("/")
     spec = kinds.get(f"{group}{slash or '/'}{whole.text('kind')}")
     if spec:
-        yield from _known(Node(f"{spec} object", "", whole))
+        yield from _known(Node(f"{spec} object", "", whole, f"{spec} object"))
     else:
         yield Node("object", "", whole)
         yield from _pods(whole, "")
@@ -62,7 +75,10 @@ def _pods(whole: ManifestFields, path: str) -> Iterator[Node]:
     for key, one in whole.below():
         at = f"{path}.{key}".lstrip(".")
         if one.each("containers"):
-            yield from _known(Node("PodSpec", at, one))
+            found = _known(Node("PodSpec", at, one, "PodSpec"))
+            if not at.lower().endswith("template.spec"):
+                next(found)  # which may have more fields, as that of KServe's predictors
+            yield from found
         else:
             if key == "metadata" and {"name", "labels", "annotations"} & one.value.keys():
                 yield Node("ObjectMeta", at, one)
@@ -82,7 +98,7 @@ def _known(node: Node) -> Iterator[Node]:
             found = [one for _, one in node.fields.at(key).below()]
         for one in found:
             own = f"[{one.text('name')}]" if form == "list" and "name" in one else ""
-            yield from _known(Node(name, path + own, one))
+            yield from _known(Node(name, path + own, one, node.root))
 
 
 def misfits(node: Node) -> Iterator[str]:
@@ -94,12 +110,12 @@ def misfits(node: Node) -> Iterator[str]:
     for key, value in node.fields.value.items():
         if key not in fields and fields:
             near, is_near = nearest(key, fields)
-            others = sorted(name for name, own in types.items() if key in own)
-            of_object = [name for name in others if "object" not in name]
+            # a field of other objects may be one that is newer than the table
+            others = sorted(name for name in _below(node.root) if key in types[name])
             if is_near:
                 yield f"there is no field {key}: did you mean {near}?"
-            elif of_object:
-                yield f"there is no field {key} here: it is one of {' and '.join(of_object[:3])}"
+            elif others:
+                yield f"there is no field {key} here: it is one of {' and '.join(others[:3])}"
         elif wrong := _unlike(fields.get(key, "any"), value):
             yield f"{key} is {wrong}"
 

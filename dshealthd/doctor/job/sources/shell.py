@@ -23,7 +23,7 @@ MAX_NESTING = 8
 """Maximum nesting of functions and commands, such as `srun bash -c "torchrun ..."`."""
 MAX_COMMANDS = 1 << 14
 """Maximum commands of a script, with those of a function each time it is called."""
-_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*(['\"\\]?)(\w+)")
+_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*(['\"\\]?)([^\s\d'\"\\;&|()<>][^\s'\"\\;&|()<>]*)")
 READ = re.compile(r"(?<!\\)\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
 """A variable that a shell reads, unless it has a default."""
 _LEFT = re.compile(r"\\\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
@@ -33,6 +33,8 @@ _SETS = re.compile(r"(?:(?<![\w.$/{-])(?=\w+\+?=)|\b(?:for|read(?:\s+-\w+)*)\s+)
 _NAMES = re.compile(r"\w+")
 _ARITHMETIC = re.compile(r"(?<![\w$({])(?<!for )\(\(([^()\n;']*(?:\([^()\n]*\)[^()\n;']*)*)\)\)")
 """A command that computes."""
+_FOR = re.compile(r"\bfor\s*\(\(\s*(\w*)[^;\n]{0,99};[^;\n]{0,99};[^\n]{0,99}?\)\)")
+"""A loop that counts, by its variable."""
 _LET = re.compile(r"\s*(\w+)\s*([-+*/%]?=(?!=)|\+\+|--)\s*(.*)", re.DOTALL)
 _GROUP = re.compile(r"(?:\)|(?<=[\s;])\})(?:[^\n;&|]|(?<=>)&)*(?<!>)&(?![&>])")
 """The end of a group that runs in the background."""
@@ -125,6 +127,7 @@ class Shell:
         return [(word, kind) for kind, _, word in tokens]
 
     def _tokens(self, text: str) -> Iterator[tuple[str, str]]:
+        text = _FOR.sub(r"for \1", text)
         text = _ARITHMETIC.sub(lambda match: f"let '{match[1]}'", text)
         text = expansion.without_substitutions(text, self.variables)
         self._texts |= {

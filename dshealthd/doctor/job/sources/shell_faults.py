@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _ERREXIT = re.compile(r"#!.*\s-[a-z]*e")
 _SAYS = frozenset({"echo", "printf", "date"})
 _WHILE_READ = re.compile(
-    r"\bwhile\s+(?:\w+=\S*\s+)?read\b(?![^\n]*-u)[^\n]*\n(?P<body>(?:(?!\bdone\b).)*)\bdone\b",
+    r"\bwhile\s+(?:\w+=\S*\s+)?read\b(?![^\n]*(?:-u|<&))[^\n]*\n(?P<body>(?:(?!\bdone\b).)*)\bdone\b",
     re.DOTALL,
 )
 _TAKES_INPUT = re.compile(
@@ -26,6 +26,14 @@ _TAKES_INPUT = re.compile(
 _FED = re.compile(r"(?:^|\s)-[a-zA-Z]*[nf]\b|/dev/null|&\s*$|<<|--input")
 _SETS = re.compile(r"^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z]\w{3,})=", re.MULTILINE)
 _INITIALIZES = re.compile(r"(?:^|[;&|\s])(?:source|\.|eval|module|ml)\s|\bBASH_ENV\b", re.MULTILINE)
+_ACTIVATES = re.compile(r"activate\b|conda|mamba|profile|bashrc|modules?\b|lmod|ssh-agent")
+"""In what makes programs available, and sets nothing of the job's."""
+_COMPUTES = re.compile(
+    r"^[ \t]*(?:(?:export|declare|typeset|local)[ \t]+(?:-\w+[ \t]+)*[\"']?\$"
+    rf"|eval[ \t]+[\"']?\$\((?![^\n]*(?:{_ACTIVATES.pattern})))",
+    re.MULTILINE,
+)
+"""What sets variables whose names only the shell knows."""
 MAX_NAMES = 128
 """Names that are compared with each other; scripts of people have some 50."""
 
@@ -44,7 +52,7 @@ class ScriptFault(NamedTuple):
 def faults(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
     """Yield what a shell does otherwise than a script means."""
     lines = shell.without_comments(text)
-    yield from _words(text, seen)
+    yield from _words(seen)
     yield from _statuses(text, seen)
     for loop in _WHILE_READ.finditer(lines):
         for one in _TAKES_INPUT.finditer(loop["body"]):
@@ -76,26 +84,35 @@ def faults(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
                 *("&", command.words[0]),
             )
     yield from _inactive(text, seen)
-    read, is_set = {*shell.READ.findall(lines)}, {*_SETS.findall(lines)}
+    read = set() if may_set_more(lines, seen) else {*shell.READ.findall(lines)}
+    is_set = {*_SETS.findall(lines)}
     known = sorted(read)[:MAX_NAMES]
     for name in sorted(is_set - read)[:MAX_NAMES]:
         other, is_near = launcher_command.nearest(name, known)
         if is_near and not re.search(rf"(?<![$\w{{]){other}\b", lines):
             is_given = other in launcher_command.OF_SLURM or expansion.GIVEN.match(other)
-            if not is_given and other not in {*expansion.PER_NODE, "HOME", "USER", "PATH", "PWD"}:
+            is_renamed = re.search(rf"\b{name}=[^\n]*\$\{{?{other}\b", lines)
+            known_names = {*expansion.PER_NODE, "HOME", "USER", "PATH", "PWD"}
+            if not is_given and not is_renamed and other not in known_names:
                 yield ScriptFault(
                     f" sets {name}, which nothing reads, and reads {other}, which nothing sets",
                     *(other, other),
                 )
 
 
-def _words(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
+def may_set_more(lines: str, seen: Sequence[ShellCommand]) -> bool:
+    """Return whether a script may set or trap more than it says: by a file that cannot be read
+    here, or under names that it computes.
+    """
+    unread = (" ".join(one.words[1:]) for one in seen if one.words[0] in {"source", "."})
+    return any(not _ACTIVATES.search(one) for one in unread) or bool(_COMPUTES.search(lines))
+
+
+def _words(seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
     for one in seen:
         first, *rest = one.words
         if first in shell.DECLARES or (first.isidentifier() and rest[:1] == ["="]):
             name = first if rest[:1] == ["="] else rest[rest.index("=") - 1]
-            if re.search(rf"\(\([^)]*\b{re.escape(name)}\s*=", text):
-                continue  # arithmetic
             yield ScriptFault(
                 f": {name} is not set: a shell allows no blanks around the = of an assignment",
                 *(name, f"{name} *="),
@@ -152,7 +169,7 @@ def _inactive(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
     if (
         at is not None
         and not is_login
-        and not _INITIALIZES.search(text.partition("conda activ")[0])
+        and not _INITIALIZES.search(shell.without_comments(text).partition("conda activ")[0])
     ):
         yield ScriptFault(
             ": conda activate fails in a shell that has not read conda's functions: source"

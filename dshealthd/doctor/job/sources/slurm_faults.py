@@ -8,7 +8,7 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.job.sources import launcher_command, programs, shell
+from dshealthd.doctor.job.sources import launcher_command, programs, shell, shell_faults
 from dshealthd.doctor.job.sources.shell_faults import ScriptFault
 from dshealthd.doctor.job.sources.slurm_options import gpus_per_node, seconds, tasks_per_node
 from dshealthd.jobs.environment import natural
@@ -40,6 +40,8 @@ _OF_MPI = {
 _NEW = re.compile(r"\$\{?(TIME_OF_START|RANDOM|BASHPID|EPOCHSECONDS|SLURM_RESTART_COUNT)\b")
 """What is another each time that a script starts."""
 _RESUMES = re.compile(r"resume|restore|(?:^|_)load(?:$|_)")
+_EXEC = re.compile(r"^[ \t]*exec[ \t]+[^<>\d\s]", re.MULTILINE)
+"""What takes the place of the shell."""
 _STARTS = frozenset({"srun", "mpirun", "mpiexec", "ray", "sbatch"}) | programs.ELSEWHERE
 _MPI = re.compile("mpirun|mpiexec|orterun|prterun")
 
@@ -111,7 +113,10 @@ def faults(
         )
         return
     traps = [word for one in seen if one.words[0] == "trap" for word in one.words[2:]]
-    if problem := _signal(directives, traps, waits="wait" in names or launch.is_background):
+    is_unread = not seen or bool(launch.problem)
+    is_open = is_unread or shell_faults.may_set_more(text, seen) or bool(_EXEC.search(text))
+    waits = "wait" in names or launch.is_background
+    if problem := _signal(directives, traps, waits=waits, is_open=is_open):
         shown = f": --signal={directives['signal']}: {problem}"
         yield ScriptFault(shown, "--signal", "^#SBATCH.*--signal", is_critical=False)
 
@@ -125,7 +130,10 @@ def _once(
     is_launched = launch.command or launch.problem or _STARTS.intersection(words)
     runs = [one for one in seen if programs.PYTHON.fullmatch(os.path.basename(one.words[0]))]
     trains = [one for one in runs if any(word.endswith(".py") for word in one.words)]
-    if nodes * each == 1 or is_launched or not trains or not gpus_per_node(directives):
+    is_packed = nodes == 1 and any(one.in_loop or one.end in {"&", ""} for one in trains)
+    if is_launched or is_packed:  # perhaps one for each GPU
+        return ""
+    if nodes * each == 1 or not trains or not gpus_per_node(directives):
         return ""
     shown = " ".join(trains[-1].words[:2])[:60]
     return f" asks for {nodes * each} tasks, but starts `{shown}` once: srun is missing"
@@ -145,13 +153,20 @@ def _unread(text: str) -> dict[str, str]:
         near, is_near = launcher_command.nearest(name, known)
         if name.endswith("_") or meant:
             found[name] = meant or name.rstrip("_")
-        elif name.startswith("SLURM_") and is_near:
+        elif name.startswith("SLURM_") and is_near and not _is_input(name, near):
             found[name] = near
     if "srun" in lines and not _MPI.search(lines):
         for name in dict.fromkeys(shell.READ.findall(lines)):
             if name in _OF_MPI and not re.search(rf"(?<![$\w{{]){name}=", lines):
                 found[name] = _OF_MPI[name]
     return found
+
+
+def _is_input(name: str, near: str) -> bool:
+    """Return whether users set a variable for srun, in place of an option (srun(1))."""
+    option = name.removeprefix("SLURM_")
+    valued = launcher_command.VALUED["srun"]
+    return near == f"SLURM_JOB_{option}" and option.lower().replace("_", "-") in valued
 
 
 def _waits(job: Mapping[str, str], seen: Sequence[ShellCommand]) -> bool:
@@ -170,8 +185,13 @@ def _waits(job: Mapping[str, str], seen: Sequence[ShellCommand]) -> bool:
     return False
 
 
-def _signal(directives: Mapping[str, str], trapped: Sequence[str], *, waits: bool) -> str:
-    """Return why the signal that Slurm sends before the time limit has no effect."""
+def _signal(
+    directives: Mapping[str, str], trapped: Sequence[str], *, waits: bool, is_open: bool
+) -> str:
+    """Return why the signal that Slurm sends before the time limit has no effect.
+
+    `is_open` says that something else may trap it, or take the place of the shell.
+    """
     match = _SIGNAL.fullmatch(directives.get("signal", ""))
     if match is None:
         return ""
@@ -183,8 +203,9 @@ def _signal(directives: Mapping[str, str], trapped: Sequence[str], *, waits: boo
     if "B" not in of_shell:
         lost = "only srun's tasks get it, not the shell that traps it: B: is missing"
         return lost * (sent in traps)
-    if traps and not traps & {sent, "EXIT"} and not any("$" in one for one in traps):
-        return f"nothing traps {sent}, which ends the shell: the trap is for {min(traps)}"
+    if not traps & {sent, "EXIT"} and not is_open and not any("$" in one for one in traps):
+        only = f": the trap is for {min(traps)}" if traps else ""
+        return f"nothing traps {sent}, which ends the shell{only}"
     late = "the trap runs only when srun ends, because the shell does not `wait` for it"
     return late * (sent in traps and not waits)
 

@@ -31,16 +31,22 @@ def gpus_per_node(options: Mapping[str, str]) -> int | None:
     These are `--gpus-per-node`, `--gres`, `--gpus-per-task` and `--gpus` (sbatch(1)).
     """
     if (text := options.get("gpus-per-node")) is not None:
-        return natural(text.rpartition(":")[2])
-    for entry in options.get("gres", "").split(","):
-        if match := _GPUS.fullmatch(entry):
-            return natural(match[1] or "1")
+        return _sum(text)
+    entries = map(_GPUS.fullmatch, options.get("gres", "").split(","))
+    if counts := [match[1] or "1" for match in entries if match]:
+        return _sum(",".join(counts))
     if (text := options.get("gpus-per-task")) is not None:
-        each, tasks = natural(text.rpartition(":")[2]), tasks_per_node(options)
+        each, tasks = _sum(text), tasks_per_node(options)
         return None if each is None or tasks is None else each * tasks
-    total = natural(options.get("gpus", "").rpartition(":")[2])
+    total = _sum(options.get("gpus", ""))
     nodes = natural(options.get("nodes"))
     return total // nodes if total and nodes and total % nodes == 0 else None
+
+
+def _sum(text: str) -> int | None:
+    """Return the sum of the numbers in `[TYPE:]NUMBER,...`; None if one is none."""
+    counts = [natural(one.rpartition(":")[2]) for one in text.split(",")]
+    return None if None in counts else sum(filter(None, counts))
 
 
 def memory(options: Mapping[str, str]) -> int | None:

@@ -97,7 +97,12 @@ def requested(
         if script
         else {option: variables[name] for name, option in ALLOCATION.items() if name in variables}
     )
-    return {**_with_nodes(found), **(outer.options if outer else {})}
+    step = outer.options if outer else {}
+    whole = {**_with_nodes(found), **step}
+    nodes, tasks = natural(whole.get("nodes")), natural(step.get("ntasks"))
+    if nodes and tasks and tasks < nodes:  # a step has no node without a task (srun(1), --nodes)
+        whole["nodes"] = str(tasks)
+    return whole
 
 
 def _with_nodes(asked: Mapping[str, str]) -> Mapping[str, str]:
@@ -174,8 +179,9 @@ def parse(
     }
     left = {name: name in reader.exported for name in read_there - given if name in reader.assigned}
     outer = launch.command.find("srun") if launch.command else None
-    group = outer.options.get("het-group", "0") if outer else "0"
-    component = dict(enumerate(components)).get(natural(group) or 0, {})
+    step = outer.options if outer else {}
+    at = natural(step.get("het-group", step.get("pack-group", "0")))  # None for several
+    component = components[at] if at is not None and at < len(components) else {}
     called = list(calls(seen, found))
     config = written(launch.command.config) if launch.command else ""
     assigned = {name: name in reader.exported for name in reader.assigned}
@@ -275,8 +281,9 @@ def _slurm_variables(directives: Mapping[str, str]) -> expansion.Variables:
     nodes, each = natural(directives.get("nodes")), natural(directives.get("ntasks-per-node"))
     if "ntasks" not in directives and nodes and each:
         found["SLURM_NTASKS"] = found["SLURM_NPROCS"] = str(nodes * each)
-    if "nodes" in directives or "ntasks" not in directives:
-        found["SLURM_JOB_NUM_NODES"] = found["SLURM_NNODES"] = directives.get("nodes", "1")
+    found.pop("SLURM_JOB_NUM_NODES", None)  # Slurm chooses one of a range
+    if nodes or not {"nodes", "ntasks"} & directives.keys():
+        found["SLURM_JOB_NUM_NODES"] = found["SLURM_NNODES"] = str(nodes or 1)
     if nodes and (tasks := tasks_per_node(directives)):
         found["SLURM_TASKS_PER_NODE"] = f"{tasks}(x{nodes})" if nodes > 1 else str(tasks)
     given = {name: directives.get(option) for name, option in ONLY_WITH.items()}
