@@ -312,4 +312,61 @@ def test_a_large_fleet_is_shown_by_leaf(browser: Browser, alone: RunningAgent) -
     assert page.locator(".squares .bad").get_attribute("title") == "leaf-2: 1 critical"
     assert page.title().startswith("(61) ")
     assert "7 training jobs" in page.inner_text("section[aria-label='Jobs']")
+    strips = page.inner_text("section[aria-label='Last 24 hours']")
+    assert "not known of 1 node" in strips  # and not of those that are well
+    assert "of 0 nodes with findings now" in strips
+    page.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+def test_jobs_of_nodes_that_are_silent_are_not_known(browser: Browser, alone: RunningAgent) -> None:
+    """That no job is known is not that there is none."""
+    well = {"name": "n1", "leaf": "", "state": "ok", "time": time.time()}
+    gone = {"name": "n2", "leaf": "", "state": "unreachable", "problem": "refused"}
+    for nodes, said in (
+        ([well], ["no training jobs"]),
+        ([well, gone], ["no training jobs", "not known of 1 node"]),
+        ([gone], ["not known of 1 node"]),
+    ):
+        states: dict[str, int] = {}
+        for node in nodes:
+            states[str(node["state"])] = states.get(str(node["state"]), 0) + 1
+        page = opened(browser, alone, document(states=states, nodes=nodes))
+        page.wait_for_selector("section[aria-label='Jobs']")
+        assert page.locator("section[aria-label='Jobs'] p").all_inner_texts() == said
+        page.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+def test_a_member_that_is_an_address(browser: Browser, alone: RunningAgent) -> None:
+    """Its link leads there, also by IPv6; behind a proxy with a path there is none."""
+    nodes = [{"name": name, "leaf": "", "state": "ok"} for name in ("fd00::7", "10.0.0.7")]
+    answer = document(states={"ok": 2}, nodes=nodes)
+    page = opened(browser, alone, answer)
+    page.wait_for_selector(".squares a")
+    hosts = page.eval_on_selector_all(".squares a", "all => all.map((one) => one.hostname)")
+    assert hosts == ["[fd00::7]", "10.0.0.7"]
+    own = f"http://127.0.0.1:{alone.port}"
+    page.route(
+        "**/gpu/**", lambda route: route.continue_(url=route.request.url.replace("/gpu/", "/"))
+    )
+    page.route("**/gpu/api/v1/fleet", lambda route: route.fulfill(json=answer))
+    page.goto(f"{own}/gpu/fleet")
+    page.wait_for_selector(".squares a")
+    assert page.locator(".squares a[href]").count() == 0
+    assert page.get_attribute("footer a", "href") == "./"
+    page.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+def test_a_tab_of_a_fleet_that_is_lost(browser: Browser, alone: RunningAgent) -> None:
+    """Its title is not that of a fleet that is well."""
+    nodes = [{"name": "n1", "leaf": "", "state": "ok", "time": time.time()}]
+    page = opened(browser, alone, document(states={"ok": 1}, nodes=nodes))
+    page.wait_for_selector(".verdict.good")
+    page.route("**/api/v1/fleet", lambda route: route.abort())
+    page.evaluate("() => { const now = Date.now; Date.now = () => now() + 60000; }")
+    page.wait_for_selector("#banner", state="visible")
+    assert page.title().startswith("✖")
+    assert "not answering" in page.inner_text("header")
     page.close()

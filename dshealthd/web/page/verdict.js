@@ -30,7 +30,7 @@ function item(finding, now) {
   const since = `${lasts}${finding.trend ? `, ${finding.trend}` : ""}`;
   return h(
     "li",
-    {},
+    { "data-key": `${finding.alert} ${finding.part} ${finding.reason}` },
     h("span", {}, mark(level), h("span", { class: "spoken" }, MARKS[level][1])),
     h("b", {}, finding.part || "this node"),
     h(
