@@ -31,7 +31,7 @@ from dshealthd.http.listener import Listener
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.runbooks import render
 from dshealthd.web import status
-from dshealthd.web.hostnames import is_misdirected, own_names
+from dshealthd.web.hostnames import is_misdirected, own_names, search_domains
 from dshealthd.web.page_files import ASSETS, PAGE_HEADERS, page_files
 
 if TYPE_CHECKING:
@@ -126,8 +126,7 @@ class Server:
         self._snapshot = snapshot
         self._own = own
         self._telemetry = telemetry
-        self._node = socket.gethostname()
-        self._names = own_names(self._node, options.hostnames)
+        self._domains = search_domains()
         self._gate = ConnectionLimiter(options.max_connections, options.max_connections_per_address)
         self._requests: Counter[tuple[str, int]] = Counter()
         self._kept: dict[str, tuple[float, bytes]] = {}
@@ -217,7 +216,9 @@ class Server:
         """Answer one HTTP request: authenticate, refuse a body, and look up the path."""
         connection_of(request).begin()
         path = request.path
-        if is_misdirected(request.headers, self._names):
+        # A node may be renamed while its agent runs.
+        names = own_names(socket.gethostname(), self._domains, self._options.hostnames)
+        if is_misdirected(request.headers, names):
             return plain_answer(HTTPStatus.MISDIRECTED_REQUEST, MISDIRECTED)
         if self._config is not None and path != HEALTHY:
             users = (await self._config.current()).users
@@ -262,7 +263,7 @@ class Server:
         return status.document(
             self._snapshot,
             self._own(),
-            node=self._node,
+            node=socket.gethostname(),
             started=self._telemetry.started,
             monotonic=time.monotonic(),
             wall=time.time(),
