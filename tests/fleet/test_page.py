@@ -10,6 +10,7 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -321,16 +322,14 @@ def test_a_large_fleet_is_shown_by_leaf(browser: Browser, alone: RunningAgent) -
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 def test_jobs_of_nodes_that_are_silent_are_not_known(browser: Browser, alone: RunningAgent) -> None:
     """That no job is known is not that there is none."""
-    well = {"name": "n1", "leaf": "", "state": "ok", "time": time.time()}
-    gone = {"name": "n2", "leaf": "", "state": "unreachable", "problem": "refused"}
+    well: dict[str, Any] = {"name": "n1", "leaf": "", "state": "ok", "time": time.time()}
+    gone: dict[str, Any] = {"name": "n2", "leaf": "", "state": "unreachable", "problem": "refused"}
     for nodes, said in (
         ([well], ["no training jobs"]),
         ([well, gone], ["no training jobs", "not known of 1 node"]),
         ([gone], ["not known of 1 node"]),
     ):
-        states: dict[str, int] = {}
-        for node in nodes:
-            states[str(node["state"])] = states.get(str(node["state"]), 0) + 1
+        states = Counter(node["state"] for node in nodes)
         page = opened(browser, alone, document(states=states, nodes=nodes))
         page.wait_for_selector("section[aria-label='Jobs']")
         assert page.locator("section[aria-label='Jobs'] p").all_inner_texts() == said

@@ -224,7 +224,7 @@ def test_what_could_not_be_read_is_not_absent(browser: Browser) -> None:
         made.expect(name, 3600)
         made.put(name, failed(Reason.IO_ERROR, "broken"))
     made.expect("open_files", 3600)
-    locked = (OPEN(7, "job", "bert"), LOCKED(2**30, "bert", "locked"))
+    locked: tuple[Sample, ...] = (OPEN(7, "job", "bert"), LOCKED(2**30, "bert", "locked"))
     made.put("open_files", CollectionResult(CollectionOutcome.OK, locked))
     with shown(browser, made) as visit:
         assert "no physical interface" not in visit.panel("Network")

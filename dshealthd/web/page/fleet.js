@@ -14,7 +14,7 @@ const CALM = ["training", "paused"];
 const SILENT = ["unreachable", "not asked yet", "out of date"]; // states of nodes whose jobs are not known
 
 const level = (node) => STATES[node.state] || "unknown";
-// Assumes that the other agents serve the same scheme and port as this one. Behind a proxy with a path nobody knows where they are.
+// Assumes that the other agents serve the same scheme and port as this one. Behind a proxy with a path, where they are is unknown.
 const address = (name) =>
   location.pathname === "/fleet" ? `${location.protocol}//${name.includes(":") ? `[${name}]` : name}${location.port ? `:${location.port}` : ""}/` : null;
 const RANK = { bad: 0, unknown: 1, warn: 2, quiet: 3, good: 4 };

@@ -21,7 +21,7 @@ export async function get(path, patience) {
 // document. `source` is whose document it is: the page, with all that it remembers, begins anew for another agent or release.
 export function poll(path, { every, patience, lostAfter, nothing, source, render }) {
   const page = { last: null, answered: 0, failed: "", timer: 0 };
-  const isOld = () => Date.now() - page.answered > lostAfter; // also once the computer has slept, when nobody asked
+  const isOld = () => Date.now() - page.answered > lostAfter; // also once the computer has slept
 
   function show() {
     const lost = isOld() && page.failed !== "";
