@@ -66,10 +66,14 @@ def _headline(answer: AgentAnswer) -> str:
     if answer.problem:
         return printable(answer.problem)
     findings = answer.document["findings"]
-    unread = sum(finding.severity is State.UNKNOWN for finding in findings)
-    parts = [plural(len(findings) - unread, "problem") + " found"] if len(findings) > unread else []
+    problems = sum(finding.severity is not State.UNKNOWN for finding in findings)
+    starting = sum(not finding.alert for finding in findings)
+    unread = len(findings) - problems - starting
+    parts = [f"{plural(problems, 'problem')} found"] if problems else []
     if unread:
         parts.append(f"{plural(unread, 'source')} not readable")
+    if starting:
+        parts.append("not all sources read yet")
     read = sum(one["state"] == "ok" for one in answer.document["collectors"])
     so_far = " so far" if answer.document["watched"] else ""
     return ", ".join(parts) or f"healthy{so_far}, {plural(read, 'collector')} OK"

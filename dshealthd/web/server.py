@@ -126,6 +126,7 @@ class Server:
         self._snapshot = snapshot
         self._own = own
         self._telemetry = telemetry
+        self._begun = time.monotonic()
         self._domains = search_domains()
         self._gate = ConnectionLimiter(options.max_connections, options.max_connections_per_address)
         self._requests: Counter[tuple[str, int]] = Counter()
@@ -265,6 +266,7 @@ class Server:
             self._own(),
             node=socket.gethostname(),
             started=self._telemetry.started,
+            begun=self._begun,
             monotonic=time.monotonic(),
             wall=time.time(),
             ready=not self._unready(),

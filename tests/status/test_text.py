@@ -107,6 +107,15 @@ def test_findings_come_first() -> None:
     ]
 
 
+def test_an_agent_that_starts_has_no_broken_source() -> None:
+    """What it has not read yet is not called unreadable."""
+    starting = finding(severity="unknown", alert="", part="", since=None, summary="Not all read")
+    head = lines(verdict="unknown", findings=[starting])[0]
+    assert head == "n1  UNKNOWN  not all sources read yet"
+    head = lines(verdict="unknown", findings=[starting, finding(severity="unknown")])[0]
+    assert head == "n1  UNKNOWN  1 source not readable, not all sources read yet"
+
+
 def test_gpus_are_in_the_order_of_their_numbers() -> None:
     """Whatever an agent calls them."""
     labels = [{"gpu": gpu} for gpu in ("10", "9", "9" * 5000, "x", "2")]

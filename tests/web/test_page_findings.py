@@ -192,6 +192,16 @@ def test_unknown_is_not_green(browser: Browser) -> None:
             assert "1 not applicable or disabled: mig" in visit.text(".absent")
 
 
+def test_an_agent_that_starts_has_no_broken_source(browser: Browser) -> None:
+    """What it has not read yet is not called unreadable."""
+    made = snapshot()
+    made.expect("ecc", 3600)
+    with shown(browser, made) as visit:
+        heading = visit.text(".verdict h2")
+        assert "State unknown: not all sources read yet" in heading
+        assert "not readable" not in heading
+
+
 def test_a_sign_that_is_no_finding_yet_is_quiet(browser: Browser) -> None:
     """What is watched is said with its time and its hold, and the page stays as green as it is."""
     down = {"part": "mlx5_1/1", "summary": "A fabric port is down", "hold_seconds": 30.0}
