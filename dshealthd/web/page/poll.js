@@ -63,5 +63,7 @@ export function poll(path, { every, patience, lostAfter, nothing, source, render
   }
 
   document.addEventListener("visibilitychange", () => document.hidden || ask());
+  // What is drawn once it is opened does not wait for another answer.
+  document.addEventListener("toggle", show, true);
   ask();
 }
