@@ -150,6 +150,22 @@ def test_members_are_asked(tmp_path: Path, request: pytest.FixtureRequest) -> No
         visit.page.close()
 
 
+def test_a_member_answers_by_the_name_that_others_link_to(tmp_path: Path) -> None:
+    """The list of members may name it as its host name does not, such as for another network."""
+    key = tmp_path / "key"
+    with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="ascii") as secret:
+        secret.write("0123456789abcdef" * 4 + "\n")
+    name, nodes = "node-7.fabric", json.dumps(["node-7.fabric", NODES[1]])
+    text = CONFIG.format(name=name, port=free_port(), key=key, nodes=nodes)
+    text = text.replace(f'listen_address = "{name}', f'listen_address = "{NODES[0]}')
+    browser = {"Host": f"{name}:10061", "User-Agent": "Mozilla/5.0"}
+    with running(tmp_path, text) as agent:
+        until(lambda: agent.status()["probe"].get("name") == name)
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", agent.port)) as client:
+            client.request("GET", "/", headers=browser)
+            assert client.getresponse().status == http.client.OK
+
+
 def test_off_without_probes(alone: RunningAgent) -> None:
     """Without probes nobody is asked, and the answer says that there are none."""
     assert fleet(alone) == {}

@@ -429,7 +429,9 @@ def test_no_bytes_upset_the_server(
 def test_fit_for_schedulers(fitness: Fitness, code: int, text: str) -> None:
     """Only a node that is known to be fit gives 200; the line says which of the two it is not."""
     snapshot = small_snapshot()
-    server = Server(options(), snapshot, list, SelfMetrics(0), str, fitness=lambda: fitness)
+    server = Server(
+        options(), snapshot, list, lambda: ("n1", ""), SelfMetrics(0), str, fitness=lambda: fitness
+    )
     answer = server._fit(None)  # type: ignore[arg-type] # it asks nothing of the request
     assert (answer.status, answer.text) == (code, text)
 
