@@ -412,3 +412,24 @@ def test_long_names_fit_a_phone(browser: Browser, alone: RunningAgent) -> None:
     assert name in visit.text(".squares")
     assert visit.is_as_wide_as_its_window()
     visit.page.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+def test_the_focus_stays_on_its_node(browser: Browser, alone: RunningAgent) -> None:
+    """Whoever is about to open a node does not open another one that has just fallen ill."""
+
+    def answer(*ill: str) -> dict[str, Any]:
+        nodes = [
+            {"name": name, "leaf": "", "state": "critical" if name in ill else "ok"}
+            for name in ("n1", "n2", "n3")
+        ]
+        return document(states=Counter(node["state"] for node in nodes), nodes=nodes)
+
+    page = opened(browser, alone, answer("n2"))
+    page.wait_for_selector(".verdict li a")
+    page.focus(".verdict li a")
+    page.unroute("**/api/v1/fleet")
+    page.route("**/api/v1/fleet", lambda route: route.fulfill(json=answer("n1", "n2")))
+    page.wait_for_selector(".verdict li a:has-text('n1')")
+    assert page.evaluate("document.activeElement.textContent") == "n2"
+    page.close()

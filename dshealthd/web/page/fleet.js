@@ -68,7 +68,7 @@ function summary(fleet) {
             .map((node) =>
               h(
                 "li",
-                {},
+                { "data-key": node.name },
                 h("span", {}, mark(level(node)), h("span", { class: "spoken" }, MARKS[level(node)][1])),
                 h("b", {}, h("a", { href: address(node.name) }, node.name)),
                 h("div", {}, says(node, fleet.time)),
@@ -142,7 +142,7 @@ function squares(fleet) {
           those.map((node) =>
             h(
               "li",
-              {},
+              { "data-key": node.name },
               h(
                 "a",
                 { class: level(node), href: address(node.name), title: `${node.name}: ${says(node, fleet.time)}` },
@@ -190,7 +190,7 @@ function jobs({ jobs: found, jobs_left_out: more, states, members }) {
     const slow = job.slow.map(({ rank, node, ratio }) => `slow: rank ${rank} on ${node}, ${ratio.toFixed(2)}\u00d7`);
     return h(
       "tr",
-      {},
+      { "data-key": job.job },
       h("th", { scope: "row" }, mark(bad ? "bad" : MILD.includes(job.state) ? "warn" : CALM.includes(job.state) ? "good" : "quiet"), job.job),
       h("td", { class: bad ? "bad" : null }, job.pause ? words(job.pause) : job.state, job.loss === "not finite" ? ", loss not finite" : "", job.attempts > 1 ? `, attempt ${job.attempts}` : ""),
       h("td", {}, [...culprits, ...slow].join(", ") || "\u2013"),
