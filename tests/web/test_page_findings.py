@@ -159,6 +159,14 @@ def test_the_ranks_of_a_hung_job_are_open(browser: Browser) -> None:
         assert opened.count() == 0
 
 
+def test_a_stall_names_whom_ranks_wait_for(browser: Browser) -> None:
+    """By its name, as `dshealthd jobs` does."""
+    says = "between two steps: rank 3 waits for head_node:8000"
+    stall = {"cause": "between_steps", "says": says, "silent_seconds": 45, "hung_in_seconds": None}
+    with shown(browser, snapshot(), jobs=[job(state="stalled", stall=stall)]) as visit:
+        assert f"{says} for 45 s" in visit.panel("Jobs")
+
+
 def test_a_marked_pause_is_said(browser: Browser) -> None:
     """A checkpoint is neither training nor a fault, and has no pace; what is unknown of a rank's
     work is no figure.

@@ -24,7 +24,7 @@ function stall(job) {
   if (!job.stall || job.state === "paused") return null;
   const { says, silent_seconds: silent, hung_in_seconds: left } = job.stall;
   const later = known(left) ? `; counts as hung in ${duration(left)}` : "";
-  return h("div", { class: "warn" }, `${words(says)} for ${duration(silent)}${later}`);
+  return h("div", { class: "warn" }, `${says} for ${duration(silent)}${later}`);
 }
 
 // A marked pause instead of the word for it; and no false calm while no rank is heard.
