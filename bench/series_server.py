@@ -42,7 +42,12 @@ async def serve(port: int, count: int, *, changing: bool) -> None:
     snapshot.put("bench", results[0])
     telemetry = SelfMetrics(time.time())
     await Server(
-        Web(listen_address=f"127.0.0.1:{port}"), snapshot, telemetry.samples, telemetry, str
+        Web(listen_address=f"127.0.0.1:{port}"),
+        snapshot,
+        telemetry.samples,
+        lambda: ("bench", ""),
+        telemetry,
+        str,
     ).start()
     turn = 0
     while True:

@@ -170,6 +170,7 @@ class Node:
             self.judge.samples(),
             node="n1",
             started=WALL,
+            begun=0.0,
             monotonic=self.now,
             wall=WALL + self.now,
             ready=not self.judge.unready,

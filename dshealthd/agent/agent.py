@@ -72,7 +72,7 @@ class Agent:
         self._judge = Judge(
             self._snapshot,
             self._samples_to_judge,
-            lambda: (socket.gethostname(), self._probes.status().get("name", "")),
+            self._names,
             config.path.state,
             time.monotonic,
             time.time,
@@ -127,6 +127,7 @@ class Agent:
             config.web,
             self._snapshot,
             self._own_samples,
+            self._names,
             self._telemetry,
             lambda: self._judge.unready,
             self._sections,
@@ -266,6 +267,10 @@ class Agent:
         found = tuple(hangs)
         self._evidence.update_hangs(hang for hang in found if not hang.is_pause)
         self._probes.update_hangs(found)
+
+    def _names(self) -> tuple[str, str]:
+        """Return the host's name, and that of this node among the members of the probes."""
+        return socket.gethostname(), self._probes.me
 
     def _fitness(self) -> Fitness:
         return fitness(self._judge.verdict)

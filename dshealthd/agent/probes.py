@@ -58,6 +58,11 @@ class Probes:
             raise LookupError(message)
         return self._running.membership
 
+    @property
+    def me(self) -> str:
+        """This node's name among the members; empty without probes, or while it is not known."""
+        return "" if self._running is None else self._running.me
+
     async def apply(self, config: Config) -> None:
         """Run the configured probes.
 

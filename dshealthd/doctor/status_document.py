@@ -64,7 +64,7 @@ def collect(config: Config) -> dict[str, Any]:
 async def _collect(config: Config) -> dict[str, Any]:
     snapshot = Snapshot(time.monotonic, time.time)
     scheduler = Scheduler(snapshot, time.monotonic, time.time)
-    started = time.time()
+    started, begun = time.time(), time.monotonic()
     with contextlib.suppress(TimeoutError):  # unanswered sources have no result, see findings
         async with time_limit(COLLECT_DEADLINE):
             await scheduler.once(_hurried(config))
@@ -78,6 +78,7 @@ async def _collect(config: Config) -> dict[str, Any]:
         own,
         node=node,
         started=started,
+        begun=begun,
         monotonic=monotonic,
         wall=wall,
         ready=not unready(snapshot),

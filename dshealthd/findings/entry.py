@@ -50,9 +50,11 @@ class Entry:
     """The same as JSON, where the record keeps it."""
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """What identifies a recorded finding when it comes back."""
-        return self.kind, self.what, self.part
+    def key(self) -> tuple[str, str, str, str]:
+        """What identifies a recorded finding when it comes back: an OOM kill is not a shortage of
+        memory that has come back, nor a rank that is stopped the one that has ended.
+        """
+        return self.kind, self.what, self.part, self.reason
 
     def document(self) -> dict[str, Any]:
         """Return the entry of the record for JSON."""
@@ -62,14 +64,14 @@ class Entry:
         return fields
 
     @classmethod
-    def of(cls, finding: Finding, begin: float, end: float | None, worst: float | None) -> Entry:
-        """Return the record's entry of a finding that lasted from `begin` to `end`."""
+    def of(cls, finding: Finding, end: float | None, worst: float | None) -> Entry:
+        """Return the record's entry of a finding that lasted until `end`."""
         planned = finding.slug == "maintenance"
         return cls(
             kind="maintenance" if planned else "finding",
             what=finding.name,
             says=finding.summary,
-            begin=max(0.0, round(begin, 3)),
+            begin=max(0.0, round(finding.since or 0.0, 3)),
             end=None if end is None else max(0.0, round(end, 3)),
             part=finding.part,
             reason=finding.reason,

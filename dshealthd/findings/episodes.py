@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import schema
 from dshealthd.findings.finding import Finding, State, Verdict
+from dshealthd.findings.past import CLOCK_SET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -65,6 +66,8 @@ class Episodes:
         self._episodes: dict[Key, Episode] = {}
         self._now = 0.0
         """Monotonic time of the last judgement."""
+        self._zero: float | None = None
+        """Unix time at which the monotonic clock stood at 0, by the clock as it was set last."""
         self.closed: list[Episode] = []
         """Findings that the last judgement closed."""
         self.begun: Counter[str] = Counter()
@@ -86,6 +89,7 @@ class Episodes:
         """
         seen = set()
         self._now, self.closed = now, []
+        zero = self._follow_clock(wall - now)
         for sign in signs:
             seen.add(sign.key)
             episode = self._episodes.get(sign.key)
@@ -94,7 +98,7 @@ class Episodes:
                 sign = dataclasses.replace(sign, since=since)  # noqa: PLW2901 - the dated one
                 episode = self._episodes[sign.key] = Episode(sign, now, now, worst=sign.value)
             else:
-                episode.finding = _continued(episode, sign)
+                episode.finding = _continued(episode, sign, zero + episode.began)
                 episode.worst = _worst(episode.worst, sign)
             episode.seen = now
         for key, episode in list(self._episodes.items()):
@@ -114,6 +118,19 @@ class Episodes:
                     self.closed.append(episode)
                 self.changed = True
         return self.verdict()
+
+    def _follow_clock(self, zero: float) -> float:
+        """Date what lasts anew if the clock was set since the last judgement; return when the
+        monotonic one stood at 0.
+        """
+        if self._zero is None:
+            self._zero = zero
+        elif abs(moved := zero - self._zero) > CLOCK_SET:
+            self._zero = zero
+            for episode in self._episodes.values():
+                since = max(0.0, (episode.finding.since or 0.0) + moved)
+                episode.finding = dataclasses.replace(episode.finding, since=since)
+        return self._zero
 
     def verdict(self) -> Verdict:
         """Return the findings as the last judgement left them."""
@@ -212,8 +229,9 @@ def _worst(before: float | None, sign: Finding) -> float | None:
     return (min if below else max)(before, sign.value)
 
 
-def _continued(episode: Episode, sign: Finding) -> Finding:
-    """Return the sign of now as the same finding: since when, and the job that it struck.
+def _continued(episode: Episode, sign: Finding, began: float) -> Finding:
+    """Return the sign of now as the same finding: since when, and the job that it struck. It
+    `began`, as Unix time, no later than it was seen first, though its Xid may come again.
 
     A lost GPU ends its job within seconds, and remains what ended it.
     """
@@ -224,7 +242,7 @@ def _continued(episode: Episode, sign: Finding) -> Finding:
     return dataclasses.replace(
         sign,
         reason=before.reason if settled else sign.reason,
-        since=before.since if sign.since is None else sign.since,
+        since=before.since if sign.since is None else min(began, sign.since),
         # What was certain once needs no hold afterwards.
         hold_seconds=min(before.hold_seconds, sign.hold_seconds),
         page_seconds=min(before.page_seconds, sign.page_seconds),

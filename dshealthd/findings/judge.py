@@ -371,11 +371,9 @@ class Judge:
 
 
 def _entry(episode: Episode, now: float, wall: float, *, over: bool) -> Entry:
-    """Return a finding as the node's record has it: dated by the clock of now, and by how long ago
-    it began and was seen last.
-    """
+    """Return a finding as the node's record has it; its end is dated by the clock of now."""
     end = wall - (now - episode.seen) if over else None
-    return Entry.of(episode.at(episode.seen), wall - (now - episode.began), end, episode.worst)
+    return Entry.of(episode.at(episode.seen), end, episode.worst)
 
 
 def exported(findings: Sequence[Finding]) -> Iterator[Sample]:

@@ -21,6 +21,9 @@ MINUTES_5, MINUTES_15, HOUR, DAY = 300.0, 900.0, 3600.0, 86400.0
 WEEK = 7 * DAY
 """Seconds over which rules look back unless their subject has a time of its own. What is gone, such
 as a port, and how it was, is remembered for a week."""
+CLOCK_SET = 60.0
+"""Seconds by which the clock must move between two judgements, against the monotonic one, to have
+been set: NTP slews both. It also moves while the node is suspended."""
 LASTING = DAY
 """Seconds after which a level far above the usual is the series' own: nobody mends it any more."""
 MAX_SERIES = 2048

@@ -24,7 +24,7 @@ from dshealthd.core.state_writer import StateFile
 from dshealthd.findings.catalogue import catalogue
 from dshealthd.findings.entry import MARKS, MAX_TEXT, RUN, Entry, Words
 from dshealthd.findings.finding import ORDER, Moment, State
-from dshealthd.findings.past import DAY, HOUR
+from dshealthd.findings.past import CLOCK_SET, DAY, HOUR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -68,10 +68,6 @@ a loop push out neither others' nor the findings."""
 AGAIN = HOUR
 """Seconds within which what comes back is the same entry: a port that flaps is one, with the number
 of times, and must not push out the rest of 90 days."""
-STEP = 60.0
-"""Seconds by which the clock must move between two judgements, against the monotonic one, to have
-been set: NTP slews both. It also moves while the node is suspended.
-"""
 SLACK = 30.0
 """Most seconds between two judgements that count as watched: three times the usual distance."""
 SAVE_EVERY = HOUR
@@ -113,7 +109,7 @@ class NodeRecord:
         self._bytes = 0
         self._own = 0
         """How many of them, the last ones, this agent has recorded."""
-        self._latest: dict[tuple[str, str, str], Entry] = {}
+        self._latest: dict[tuple[str, str, str, str], Entry] = {}
         self._days: dict[int, tuple[float, float]] = {}
         """By day of Unix time: seconds for which the node was judged, and its GPUs computed."""
         self._hours: dict[int, float] = {}
@@ -174,7 +170,7 @@ class NodeRecord:
         before, before_wall = self._settled or (now, wall)
         self._settled = now, wall
         moved = (wall - now) - (before_wall - before)
-        if abs(moved) > STEP:
+        if abs(moved) > CLOCK_SET:
             self._steady = now
             ways = "ahead" if moved > 0 else "back"
             says = f"The clock was set {ways}, or the node was suspended"
@@ -265,7 +261,11 @@ class NodeRecord:
     def shown(self, wall: float) -> Iterator[Entry]:
         """Yield what lies within the time that the record goes back, by this clock."""
         for entry in self._entries:
-            if entry.end is not None and entry.end > wall - KEPT and entry.begin <= wall + STEP:
+            if (
+                entry.end is not None
+                and entry.end > wall - KEPT
+                and entry.begin <= wall + CLOCK_SET
+            ):
                 yield entry
 
     def samples(self, open_now: Iterable[Entry], wall: float) -> Iterator[Sample]:
@@ -300,7 +300,7 @@ class NodeRecord:
             "time": round(wall, 3),
             "since": self._began if self._began is None else min(self._began, wall),
             "problem": self.problem,
-            "in_the_future": sum(entry.begin > wall + STEP for entry in self._entries),
+            "in_the_future": sum(entry.begin > wall + CLOCK_SET for entry in self._entries),
             "days": [
                 {
                     "day": time.strftime("%Y-%m-%d", time.gmtime(day * DAY)),

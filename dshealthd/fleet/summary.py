@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd import __version__
 from dshealthd.core.documents import LeftOut
 from dshealthd.core.schema import SchemaError
+from dshealthd.core.text import plural
 from dshealthd.findings.finding import State
 from dshealthd.probe.peers.messages import (
     JOB,
@@ -61,7 +62,10 @@ def summary(verdict: Verdict, jobs: Iterable[Mapping[str, Any]]) -> dict[str, An
     """Return the summary of a verdict and the node's jobs, in order, for other members."""
     found = verdict.findings
     left_out = LeftOut()
-    told = left_out.each("job", list(jobs)[:MAX_JOBS], _name, lambda job: JOB.write(_job(job)))
+    known = list(jobs)
+    if (more := len(known) - MAX_JOBS) > 0:
+        left_out.add_reason(plural(more, "job"), f"a summary holds the first {MAX_JOBS} of a node")
+    told = left_out.each("job", known[:MAX_JOBS], _name, lambda job: JOB.write(_job(job)))
     whole = {
         "version": summary_text(__version__),
         "verdict": str(verdict.state),
@@ -81,7 +85,7 @@ def summary(verdict: Verdict, jobs: Iterable[Mapping[str, Any]]) -> dict[str, An
     if verdict.watched:
         whole["watched"] = len(verdict.watched)
     if why := [f"{one['part']}: {one['reason']}" for one in left_out.document()]:
-        whole["left_out"] = [*map(summary_text, why)]
+        whole["left_out"] = [*map(summary_text, why)][:MAX_JOBS]
     return whole
 
 

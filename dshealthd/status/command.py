@@ -202,7 +202,11 @@ def _clients(asked: AgentQuery) -> list[tuple[str, Client | str]]:
         bare = access.without_credentials()
         told = local(loaded, access).targets()
         clients += [(node, _client(loaded, node, bare, NOT_SENT)) for node in told]
-    return clients
+    # A node that is given twice, or is also a member, would count twice in its jobs.
+    once: dict[str, tuple[str, Client | str]] = {}
+    for name, client in clients:
+        once.setdefault(client if isinstance(client, str) else client.url, (name, client))
+    return [*once.values()]
 
 
 def _configured(loaded: Config) -> list[str]:

@@ -206,6 +206,10 @@ def ranks(parts: Sequence[Part]) -> Iterator[str]:
         for row in rows:
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             yield f"    {'  '.join(cells).rstrip()}"
+    for answer, job in parts:
+        heard = job["followed"].get(coverage.HEARTBEAT, 0)
+        if (more := heard - len(job["ranks"])) > 0:
+            yield f"    and {plural(more, 'rank')} more on {printable(answer.name)}"
 
 
 def _seconds(value: float | None) -> str:

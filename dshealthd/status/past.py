@@ -79,20 +79,20 @@ def faults_of_jobs(answer: AgentAnswer, jobs: Container[str]) -> list[Entry]:
 
 
 def entry_in_words(entry: Entry, now: float) -> str:
-    """Return an entry of a node's record in words, as the page says it."""
+    """Return an entry of a node's record in words: of a finding, the part, what is wrong, for how
+    long, and the reason, which may be any text and therefore comes last.
+    """
     if entry.kind not in {"finding", "maintenance"}:
         again = f", {plural(entry.times, 'time')}" if entry.times > 1 else ""
         return f"{printable(entry.says)}{again}"
     part = "" if entry.kind == "maintenance" else f"{printable(entry.part or 'this node')}: "
-    reason = f" ({printable(entry.reason)})" if entry.reason else ""
-    end, begin = entry.end, entry.begin
-    lasted = f"for {duration(max(0.0, (now if end is None else end) - begin))}"
-    parts = [f"{part}{printable(entry.says)}{reason}", lasted + " until now" * (end is None)]
-    if entry.times > 1:
-        parts.append(plural(entry.times, "time"))
-    if entry.job:
-        parts.append(f"job {printable(entry.job)}")
-    return ", ".join(parts)
+    reason = f": {printable(entry.reason)}" if entry.reason else ""
+    lasted = duration(max(0.0, (now if entry.end is None else entry.end) - entry.begin))
+    often = f"{plural(entry.times, 'time')} within" if entry.times > 1 else "for"
+    facts = [f"{often} {lasted}{' until now' * (entry.end is None)}"]
+    if entry.job and entry.job != entry.part:
+        facts.append(f"job {printable(entry.job)}")
+    return f"{part}{printable(entry.says)} ({', '.join(facts)}){reason}"
 
 
 def _within(document: Mapping[str, Any], seconds: float) -> list[Entry]:

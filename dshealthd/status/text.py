@@ -66,10 +66,14 @@ def _headline(answer: AgentAnswer) -> str:
     if answer.problem:
         return printable(answer.problem)
     findings = answer.document["findings"]
-    unread = sum(finding.severity is State.UNKNOWN for finding in findings)
-    parts = [plural(len(findings) - unread, "problem") + " found"] if len(findings) > unread else []
+    problems = sum(finding.severity is not State.UNKNOWN for finding in findings)
+    starting = sum(not finding.alert for finding in findings)
+    unread = len(findings) - problems - starting
+    parts = [f"{plural(problems, 'problem')} found"] if problems else []
     if unread:
         parts.append(f"{plural(unread, 'source')} not readable")
+    if starting:
+        parts.append("not all sources read yet")
     read = sum(one["state"] == "ok" for one in answer.document["collectors"])
     so_far = " so far" if answer.document["watched"] else ""
     return ", ".join(parts) or f"healthy{so_far}, {plural(read, 'collector')} OK"
@@ -78,7 +82,7 @@ def _headline(answer: AgentAnswer) -> str:
 def _finding(finding: Finding, answer: AgentAnswer, paint: Paint) -> Iterator[str]:
     state = finding.severity
     since = finding.since
-    facts = [f"for {duration(answer.document['time'] - since)}"] if since else []
+    facts = [] if since is None else [f"for {duration(max(0.0, answer.document['time'] - since))}"]
     facts += filter(None, [printable(finding.trend)])
     lasts = f" ({', '.join(facts)})" if facts else ""
     part = printable(finding.part or "this node")
@@ -98,15 +102,27 @@ def _gpus(document: Mapping[str, Any]) -> Iterator[str]:
         used = series.value("gpu_memory_used_bytes", gpu=gpu)
         total = series.value("gpu_memory_total_bytes", gpu=gpu)
         links = [link.value for link in series("nvlink_up", gpu=gpu)]
+        none = "no" if _has_read(document, "nvlink", f"GPU {gpu}") else "unknown"
         columns = (
             f"GPU {printable(gpu)}",
             _figure(series.value("gpu_temperature_celsius", gpu=gpu, sensor="core"), "°C"),
             f"{_figure(series.value('gpu_utilization_ratio', gpu=gpu), '%', 100)} busy",
             f"{_figure(used, '', 2**-30)} of {_figure(total, 'GiB', 2**-30)}",
             _figure(series.value("gpu_power_watts", gpu=gpu), "W"),
-            f"{sum(links):.0f}/{plural(len(links), 'NVLink')}" if links else "no NVLink",
+            f"{sum(links):.0f}/{plural(len(links), 'NVLink')}" if links else f"{none} NVLink",
         )
         yield "  ".join(column.rjust(width) for column, width in zip(columns, _WIDTHS, strict=True))
+
+
+def _has_read(document: Mapping[str, Any], collector: str, part: str) -> bool:
+    """Return whether a collector has read a part: only then does the part lack what is not among
+    the samples.
+    """
+    return any(
+        (one["name"], one["state"]) == (collector, "ok")
+        and all(fault["part"].lower() != part.lower() for fault in one["faults"])
+        for one in document["collectors"]
+    )
 
 
 def _links(document: Mapping[str, Any]) -> Iterator[str]:
@@ -121,14 +137,13 @@ def _links(document: Mapping[str, Any]) -> Iterator[str]:
 def _probes(probe: Mapping[str, Any]) -> Iterator[str]:
     if probe.get("state", "off") == "off":
         return
-    if probe.get("detail"):
-        yield printable(probe["detail"])
+    yield from map(printable, probe.get("detail", "").splitlines())
     if "members" in probe and "period_seconds" in probe:
         yield f"{plural(probe['members'], 'member')}, every {duration(probe['period_seconds'])}"
     suspects = probe.get("suspects", ())
     for entry in list(reversed(probe.get("rounds", ())))[:ROUNDS]:
         peers = ", ".join(name for name in entry["members"] if name != probe.get("name"))
-        at = time.strftime("%H:%M:%S", time.localtime(entry["time"]))
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["time"]))
         yield (
             f"{at}  {printable(entry['kind'])}  {printable(entry['outcome'])}  with "
             f"{printable(peers)}"

@@ -32,12 +32,16 @@ def parse_domains(text: str) -> frozenset[str]:
     )
 
 
-def own_names(node: str, configured: Iterable[str]) -> frozenset[str]:
-    """Return a node's host names: short, full, in the search domains, and `configured` ones."""
+def search_domains() -> frozenset[str]:
+    """Return the search domains of the node's resolver; none if they cannot be read."""
     try:
-        domains = parse_domains(read(RESOLVER))
+        return parse_domains(read(RESOLVER))
     except OSError:
-        domains = frozenset()
+        return frozenset()
+
+
+def own_names(node: str, domains: Iterable[str], configured: Iterable[str]) -> frozenset[str]:
+    """Return a node's host names: short, full, in the search domains, and `configured` ones."""
     full = node.lower()
     short = full.partition(".")[0]
     names = {full, short, "localhost", *(f"{short}.{domain}" for domain in domains)}

@@ -11,7 +11,6 @@ import functools
 import gzip
 import math
 import os
-import socket
 import time
 from collections import Counter
 from http import HTTPStatus
@@ -31,7 +30,7 @@ from dshealthd.http.listener import Listener
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.runbooks import render
 from dshealthd.web import status
-from dshealthd.web.hostnames import is_misdirected, own_names
+from dshealthd.web.hostnames import is_misdirected, own_names, search_domains
 from dshealthd.web.page_files import ASSETS, PAGE_HEADERS, page_files
 
 if TYPE_CHECKING:
@@ -104,6 +103,7 @@ class Server:
         options: Web,
         snapshot: Snapshot,
         own: Callable[[], Iterable[Sample]],
+        names: Callable[[], tuple[str, str]],
         telemetry: SelfMetrics,
         unready: Callable[[], str],
         sections: Callable[[LeftOut], Mapping[str, Any]] = lambda _left_out: {},
@@ -114,20 +114,21 @@ class Server:
 
         Raise ConfigError for an invalid web config file.
 
-        `unready` returns why nothing follows from the findings yet, empty once all sources were
-        judged; `sections` returns further parts of the status document, by name, and notes what
-        it leaves out; `documents` are the others by path, whose makers raise LookupError while
-        they are unknown; `fitness` judges whether a job can start on this node.
+        `names` returns the host's name, and the probes' for this node, by which pages of other
+        agents lead here; `unready` returns why nothing follows from the findings yet, empty once
+        all sources were judged; `sections` returns further parts of the status document, by name,
+        and notes what it leaves out; `documents` are the others by path, whose makers raise
+        LookupError while they are unknown; `fitness` judges whether a job can start on this node.
         """
         self._fitness = fitness
         self._unready = unready
         self._sections = sections
         self._options = options
         self._snapshot = snapshot
-        self._own = own
+        self._own, self._names = own, names
         self._telemetry = telemetry
-        self._node = socket.gethostname()
-        self._names = own_names(self._node, options.hostnames)
+        self._begun = time.monotonic()
+        self._domains = search_domains()
         self._gate = ConnectionLimiter(options.max_connections, options.max_connections_per_address)
         self._requests: Counter[tuple[str, int]] = Counter()
         self._kept: dict[str, tuple[float, bytes]] = {}
@@ -217,7 +218,9 @@ class Server:
         """Answer one HTTP request: authenticate, refuse a body, and look up the path."""
         connection_of(request).begin()
         path = request.path
-        if is_misdirected(request.headers, self._names):
+        node, member = self._names()  # a node may be renamed while its agent runs
+        names = own_names(node, self._domains, filter(None, (member, *self._options.hostnames)))
+        if is_misdirected(request.headers, names):
             return plain_answer(HTTPStatus.MISDIRECTED_REQUEST, MISDIRECTED)
         if self._config is not None and path != HEALTHY:
             users = (await self._config.current()).users
@@ -262,8 +265,9 @@ class Server:
         return status.document(
             self._snapshot,
             self._own(),
-            node=self._node,
+            node=self._names()[0],
             started=self._telemetry.started,
+            begun=self._begun,
             monotonic=time.monotonic(),
             wall=time.time(),
             ready=not self._unready(),

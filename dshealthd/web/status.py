@@ -32,6 +32,7 @@ def document(
     *,
     node: str,
     started: float,
+    begun: float,
     monotonic: float,
     wall: float,
     ready: bool,
@@ -41,9 +42,9 @@ def document(
     """Return the status document, the current state as JSON.
 
     `ready` says whether all sources were judged, `sections` are parts that are made elsewhere.
-    `own` are the agent's own samples, `started` and `wall` Unix times, `monotonic` the snapshot's
-    clock; all in seconds. Numbers that JSON lacks are strings, as Prometheus writes them.
-    `left_out` has what the sections already lack.
+    `own` are the agent's own samples, `started` and `wall` Unix times, `begun` and `monotonic` the
+    same by the snapshot's clock, which is never set; all in seconds. Numbers that JSON lacks are
+    strings, as Prometheus writes them. `left_out` has what the sections already lack.
     """
     left_out = left_out or LeftOut()
     mine = list(own)
@@ -63,7 +64,7 @@ def document(
             "version": __version__,
             "time": round(wall, 3),
             "started": round(started, 3),
-            "uptime_seconds": round(max(0.0, wall - started), 3),
+            "uptime_seconds": round(monotonic - begun, 3),
             "ready": ready,
             "collectors": list(collectors),
             "workers": _workers(mine),

@@ -57,6 +57,7 @@ def seen(
         samples,
         node=NODE,
         started=WALL - 100,
+        begun=0.0,
         monotonic=100.0,
         wall=WALL,
         ready=True,

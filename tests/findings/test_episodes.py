@@ -239,3 +239,22 @@ def test_another_severity_has_a_reason_of_its_own(episodes: Episodes) -> None:
         (finding,) = episodes.verdict().findings
         assert finding.severity is severity
         assert finding.reason == ("not found" if severity is State.WARNING else "I/O error")
+
+
+@pytest.mark.parametrize(("moved", "since"), [(-3600.0, 5400.0), (59.0, 9000.0), (61.0, 9061.0)])
+def test_a_clock_that_is_set_changes_no_age(episodes: Episodes, moved: float, since: float) -> None:
+    """What was seen for 20 s has lasted so long, whatever day it is now. A minute is no step: NTP
+    slews.
+    """
+    episodes.update([sign(hold=0)], 0.0, 9000.0)
+    episodes.update([sign(hold=0)], 10.0, 9010.0)
+    for now in (20.0, 30.0):
+        episodes.update([sign(hold=0)], now, 9000.0 + now + moved)
+        assert episodes.verdict().findings[0].since == since
+
+
+def test_what_comes_again_is_no_younger(episodes: Episodes) -> None:
+    """A finding began when its first Xid was seen at the latest, whenever the last one came."""
+    for last, since in ((990.0, 990.0), (1004.0, 1000.0)):
+        episodes.update([sign(hold=0, since=last)], last - 990.0, last + 10.0)
+        assert episodes.verdict().findings[0].since == since

@@ -20,6 +20,8 @@ from dshealthd.findings.entry import Entry
 from dshealthd.findings.past import DAY
 from dshealthd.findings.record import NodeRecord
 from dshealthd.findings.series import Series
+from dshealthd.jobs.hangs.classes import Culprit, HangClass
+from dshealthd.jobs.hangs.judge import Standstill
 from tests.findings.test_judge import Node, loaded
 
 AGAIN = 3600.0
@@ -489,3 +491,32 @@ def test_hours_and_a_clock_that_jumps_a_year() -> None:
     assert made.hours([fault(NOW + YEAR)], NOW) == " " * 21 + "..."
     lived_through(made, *range(1000))
     assert len(made._hours) <= 48
+
+
+def test_what_comes_back_for_another_reason_is_another_entry() -> None:
+    """The kernel has killed a process while memory was short: neither hides the other."""
+    made = NodeRecord(None)
+    texts: dict[str, Any] = {"what": "HostMemoryPressure", "part": "", "severity": "warning"}
+    short, killed = "all tasks wait for memory", "the kernel has killed processes"
+    made.add(fault(NOW - 900, 600, reason=short, **texts))
+    made.add(fault(NOW - 800, 500, reason=killed, **texts))
+    made.add(fault(NOW - 200, reason=short, **texts))
+    shown = [(one["reason"], one["times"]) for one in document(made)["entries"]]
+    assert shown == [(short, 2), (killed, 1)]
+
+
+def test_a_finding_began_when_its_source_says() -> None:
+    """The history and the page date a hang alike: by the last heartbeat."""
+    node = Node()
+    node.standstills["run-1"] = Standstill(
+        job="run-1",
+        reason=HangClass.PROCESS,
+        culprits=((3, Culprit.STOPPED),),
+        ranks=(),
+        since=1e9 + 400.0,
+        overdue=50.0,
+    )
+    node.over(0.1)
+    (finding,) = node.judge.verdict.findings
+    (entry,) = json.loads(node.judge.history())["entries"]
+    assert entry["begin"] == finding.since == 1e9 + 400.0

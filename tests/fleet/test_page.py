@@ -10,6 +10,7 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,22 @@ def test_members_are_asked(tmp_path: Path, request: pytest.FixtureRequest) -> No
         visit.page.close()
 
 
+def test_a_member_answers_by_the_name_that_others_link_to(tmp_path: Path) -> None:
+    """The list of members may name it as its host name does not, such as for another network."""
+    key = tmp_path / "key"
+    with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="ascii") as secret:
+        secret.write("0123456789abcdef" * 4 + "\n")
+    name, nodes = "node-7.fabric", json.dumps(["node-7.fabric", NODES[1]])
+    text = CONFIG.format(name=name, port=free_port(), key=key, nodes=nodes)
+    text = text.replace(f'listen_address = "{name}', f'listen_address = "{NODES[0]}')
+    browser = {"Host": f"{name}:10061", "User-Agent": "Mozilla/5.0"}
+    with running(tmp_path, text) as agent:
+        until(lambda: agent.status()["probe"].get("name") == name)
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", agent.port)) as client:
+            client.request("GET", "/", headers=browser)
+            assert client.getresponse().status == http.client.OK
+
+
 def test_off_without_probes(alone: RunningAgent) -> None:
     """Without probes nobody is asked, and the answer says that there are none."""
     assert fleet(alone) == {}
@@ -275,8 +292,9 @@ def test_the_last_24_hours_of_many_nodes(browser: Browser, alone: RunningAgent) 
     page = opened(browser, alone, document(states={"ok": 300}, nodes=nodes))
     page.locator("#hours summary").wait_for()
     assert page.locator(".hours li").count() == 0
+    page.route("**/api/v1/fleet", lambda _route: None)  # they do not wait for another answer
     page.click("#hours summary")
-    page.locator(".hours li").first.wait_for()
+    page.locator(".hours li").first.wait_for(timeout=5000)  # the page gives up after 8 s
     assert page.locator(".hours li").count() == 2
     page.close()
 
@@ -312,4 +330,106 @@ def test_a_large_fleet_is_shown_by_leaf(browser: Browser, alone: RunningAgent) -
     assert page.locator(".squares .bad").get_attribute("title") == "leaf-2: 1 critical"
     assert page.title().startswith("(61) ")
     assert "7 training jobs" in page.inner_text("section[aria-label='Jobs']")
+    strips = page.inner_text("section[aria-label='Last 24 hours']")
+    assert "not known of 1 node" in strips  # and not of those that are well
+    assert "of 0 nodes with findings now" in strips
+    page.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+def test_jobs_of_nodes_that_are_silent_are_not_known(browser: Browser, alone: RunningAgent) -> None:
+    """That no job is known is not that there is none."""
+    well: dict[str, Any] = {"name": "n1", "leaf": "", "state": "ok", "time": time.time()}
+    gone: dict[str, Any] = {"name": "n2", "leaf": "", "state": "unreachable", "problem": "refused"}
+    for nodes, said in (
+        ([well], ["no training jobs"]),
+        ([well, gone], ["no training jobs", "not known of 1 node"]),
+        ([gone], ["not known of 1 node"]),
+    ):
+        states = Counter(node["state"] for node in nodes)
+        page = opened(browser, alone, document(states=states, nodes=nodes))
+        page.wait_for_selector("section[aria-label='Jobs']")
+        assert page.locator("section[aria-label='Jobs'] p").all_inner_texts() == said
+        page.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+def test_a_member_that_is_an_address(browser: Browser, alone: RunningAgent) -> None:
+    """Its link leads there, also by IPv6; behind a proxy with a path there is none."""
+    nodes = [{"name": name, "leaf": "", "state": "ok"} for name in ("fd00::7", "10.0.0.7")]
+    answer = document(states={"ok": 2}, nodes=nodes)
+    page = opened(browser, alone, answer)
+    page.wait_for_selector(".squares a")
+    hosts = page.eval_on_selector_all(".squares a", "all => all.map((one) => one.hostname)")
+    assert hosts == ["[fd00::7]", "10.0.0.7"]
+    own = f"http://127.0.0.1:{alone.port}"
+    page.route(
+        "**/gpu/**", lambda route: route.continue_(url=route.request.url.replace("/gpu/", "/"))
+    )
+    page.route("**/gpu/api/v1/fleet", lambda route: route.fulfill(json=answer))
+    page.goto(f"{own}/gpu/fleet")
+    page.wait_for_selector(".squares a")
+    assert page.locator(".squares a[href]").count() == 0
+    assert page.get_attribute("footer a", "href") == "./"
+    page.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+def test_a_tab_of_a_fleet_that_is_lost(browser: Browser, alone: RunningAgent) -> None:
+    """Its title is not that of a fleet that is well."""
+    nodes = [{"name": "n1", "leaf": "", "state": "ok", "time": time.time()}]
+    page = opened(browser, alone, document(states={"ok": 1}, nodes=nodes))
+    page.wait_for_selector(".verdict.good")
+    page.route("**/api/v1/fleet", lambda route: route.abort())
+    page.evaluate("() => { const now = Date.now; Date.now = () => now() + 60000; }")
+    page.wait_for_selector("#banner", state="visible")
+    assert page.title().startswith("✖")
+    assert "not answering" in page.inner_text("header")
+    page.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+def test_long_names_fit_a_phone(browser: Browser, alone: RunningAgent) -> None:
+    """Of nodes, leaves, jobs and suspects, without a place to break them."""
+    name = "x" * 120
+    gone = {"name": name, "leaf": name, "state": "unreachable", "problem": name, "hours": "." * 24}
+    suspect = {"kind": "link", "component": f"{name}--{name}", "reason": "slow"}
+    hung = job(name, state="hung", culprits=[{"rank": 3, "node": name, "cause": "process"}])
+    answer = document(
+        states={"unreachable": 2},
+        nodes=[gone, gone | {"name": "n2", "leaf": "b"}],
+        suspects=[suspect],
+        jobs=[hung],
+    )
+    visit = Visit(
+        browser,
+        f"http://127.0.0.1:{alone.port}/fleet",
+        PHONE,
+        prepare=lambda page: page.route(
+            "**/api/v1/fleet", lambda route: route.fulfill(json=answer)
+        ),
+    )
+    assert name in visit.text(".squares")
+    assert visit.is_as_wide_as_its_window()
+    visit.page.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+def test_the_focus_stays_on_its_node(browser: Browser, alone: RunningAgent) -> None:
+    """Whoever is about to open a node does not open another one that has just fallen ill."""
+
+    def answer(*ill: str) -> dict[str, Any]:
+        nodes = [
+            {"name": name, "leaf": "", "state": "critical" if name in ill else "ok"}
+            for name in ("n1", "n2", "n3")
+        ]
+        return document(states=Counter(node["state"] for node in nodes), nodes=nodes)
+
+    page = opened(browser, alone, answer("n2"))
+    page.wait_for_selector(".verdict li a")
+    page.focus(".verdict li a")
+    page.unroute("**/api/v1/fleet")
+    page.route("**/api/v1/fleet", lambda route: route.fulfill(json=answer("n1", "n2")))
+    page.wait_for_selector(".verdict li a:has-text('n1')")
+    assert page.evaluate("document.activeElement.textContent") == "n2"
     page.close()

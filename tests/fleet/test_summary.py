@@ -130,3 +130,16 @@ def test_work_that_cannot_be_told_costs_itself() -> None:
     assert [(one["role"], one["rank"]) for one in told["own_work"]] == [
         ("data", rank) for rank in range(16)
     ]
+
+
+def test_jobs_beyond_the_first_sixteen_are_told_to_be_left_out() -> None:
+    """A node may have a hundred: others do not take its first ones for all."""
+    for count, more in ((16, ()), (17, ("1 job: a summary",)), (19, ("3 jobs: a summary",))):
+        told = summary(Verdict(()), [job(job=f"run-{number}") for number in range(count)])
+        whole = schema.loads(schema.dumps(told, ANSWER), ANSWER)
+        assert len(whole["jobs"]) == 16
+        left_out = whole.get("left_out", ())
+        assert [one[: len(begin)] for one, begin in zip(left_out, more, strict=True)] == [*more]
+    odd = [job(job=f"odd-{number}", ranks_here=10**8) for number in range(17)]
+    whole = schema.loads(schema.dumps(summary(Verdict(()), odd), ANSWER), ANSWER)
+    assert len(whole["left_out"]) == 16

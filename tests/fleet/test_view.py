@@ -7,6 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -449,3 +450,11 @@ def of_node(part: Part) -> dict[str, Any]:
     cause = "checkpoint" if part.state == "paused" else part.cause
     progress = {"ranks": part.ranks, "step": part.step, "step_highest": part.step}
     return {"state": part.state, "cause": cause, "culprits": (9,)} | progress
+
+
+def test_the_fields_of_a_job_are_documented() -> None:
+    """Each by its name, where the document of the fleet is described."""
+    page = (Path(__file__).parents[2] / "docs" / "status-api.md").read_text(encoding="utf-8")
+    section = page.partition("## The fleet")[2].partition("## The rest")[0]
+    (whole,) = merge_jobs([("n1", {"jobs": (PART,)})], ())
+    assert [field for field in whole if f"`{field}`" not in section] == []

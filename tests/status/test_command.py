@@ -28,7 +28,7 @@ from dshealthd.http.exchange import Request
 from dshealthd.status import query
 from dshealthd.status.query import query_agents
 from tests.http import impostors
-from tests.status.nodes import HEALTHY, HUNG, run, snapshot
+from tests.status.nodes import HEALTHY, HUNG, JOB, run, snapshot
 from tests.status_documents import document, finding, job, rank
 from tests.waiting import PATIENT
 from tests.web.certificates import authority, certificate
@@ -374,3 +374,11 @@ def test_many_agents_are_queried_at_once() -> None:
 
     assert [one.name for one in query_agents(agents, get)] == [name for name, _ in agents]
     assert max(seen) == 32
+
+
+def test_a_node_that_is_given_twice_counts_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Twice as many ranks as a job has are several runs, which cannot be hung together."""
+    with serving(snapshot(*HEALTHY, *JOB)) as served:
+        node = f"127.0.0.1:{served.port}"
+        assert run("jobs", node, node) == 0
+    assert "2 ranks here" in capsys.readouterr().out

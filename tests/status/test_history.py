@@ -26,6 +26,13 @@ def recorded() -> NodeRecord:
     year, month, day, *_ = time.localtime(now)
     noon = time.mktime((year, month, day - 3, 12, 0, 0, 0, 0, -1))
     made.add(fault(noon, 7200, job="run\x1b[2J-1"))
+    hang: dict[str, Any] = {
+        "what": "JobHang",
+        "says": "Training job is hung",
+        "part": "run-2",
+        "job": "run-2",
+    }
+    made.add(fault(noon + 8000, 300, reason="rank 2 is stopped (SIGSTOP)", **hang))
     made.begin(now - 60, ("a", 3600.0), crashed=True)
     return made
 
@@ -54,9 +61,10 @@ def test_text(port: int, capsys: pytest.CaptureFixture[str]) -> None:
     yesterday = " C"[began.tm_mday != time.localtime().tm_mday]
     assert strip.split("|")[1] == f"{'':26}C {yesterday}C"
     assert [line.split("  ", 2)[2].strip() for line in lines] == [
-        "CRITICAL  GPU 3: A GPU is lost to the driver (Xid 79), for 2 h, job run\\u001b[2J-1",
+        "CRITICAL  GPU 3: A GPU is lost to the driver (for 2 h, job run\\u001b[2J-1): Xid 79",
+        "CRITICAL  run-2: Training job is hung (for 5 min): rank 2 is stopped (SIGSTOP)",
         "The node booted",
-        "CRITICAL  GPU 7: A GPU is lost to the driver (Xid 79), for 10 min until now",
+        "CRITICAL  GPU 7: A GPU is lost to the driver (for 10 min until now): Xid 79",
         "Agent 0.1.0 started after a crash",
     ]
 
@@ -64,7 +72,7 @@ def test_text(port: int, capsys: pytest.CaptureFixture[str]) -> None:
 def test_since(port: int, capsys: pytest.CaptureFixture[str]) -> None:
     """As far back as asked: what has ended before is left out, what lasts is not."""
     assert run(f"127.0.0.1:{port}", "--since", "90d") == 0
-    assert "mlx5_2/1: A fabric port is down, for 60 s, 3 times" in capsys.readouterr().out
+    assert "mlx5_2/1: A fabric port is down (3 times within 60 s)\n" in capsys.readouterr().out
     assert run(f"127.0.0.1:{port}", "--since", "5m") == 0
     printed = capsys.readouterr().out
     assert "GPU 3" not in printed

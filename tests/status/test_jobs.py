@@ -21,7 +21,7 @@ from dshealthd.collectors.nvlink import UP as LINK_UP
 from dshealthd.collectors.training import HEARD, PHASE, STEP
 from dshealthd.core.collector import Sample
 from dshealthd.findings.idleness import IDLE
-from dshealthd.status.jobs import job_lines
+from dshealthd.status.jobs import job_lines, ranks
 from dshealthd.status.paint import Paint
 from dshealthd.status.query import AgentAnswer
 from tests.http import impostors
@@ -325,3 +325,10 @@ def test_a_job_that_failed(shown: Callable[..., str]) -> None:
     assert "run-3  failed" in said
     assert "failure in its log: cuda-oom on rank 3 (n7)\n" in said
     assert "failure in its log: nccl-timeout\n" in said
+
+
+def test_ranks_that_are_not_listed_are_told() -> None:
+    """Of 200 ranks on a node, 64 are listed."""
+    many = job(ranks=[rank(rank=number) for number in range(64)], followed={"heartbeat": 200})
+    *_, last = ranks([(AgentAnswer("n1"), many), (AgentAnswer("n2"), job())])
+    assert last == "    and 136 ranks more on n1"

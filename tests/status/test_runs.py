@@ -166,7 +166,7 @@ def test_history(nodes: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> 
     assert (head, llama) == ("slurm-4711  2 attempts", "llama  1 attempt")
     assert "for 30 min  steps 0-100  4 ranks on 2 nodes  70% own work" in first
     assert first.endswith("rank 3 was killed (SIGKILL) (on n2)")
-    assert found.strip().startswith("n2: GPU 3: A GPU is lost to the driver (Xid 79)")
+    assert found.strip().startswith("n2: GPU 3: A GPU is lost to the driver (for ")
     assert "steps 90-200" in second
     assert second.endswith("  runs")
     assert "own work not measured" in last

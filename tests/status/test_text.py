@@ -20,6 +20,9 @@ def family(*samples: tuple[dict[str, str], float]) -> dict[str, Any]:
     return {"samples": [{"labels": labels, "value": value} for labels, value in samples]}
 
 
+NVLINK: dict[str, Any] = {
+    "name": "nvlink", "state": "ok", "detail": "", "reason": None, "faults": []
+}  # fmt: skip
 PORTS = ({"device": "mlx5_0", "port": "1"}, {"device": "mlx5_1", "port": "1"})
 METRICS = {
     "gpu_up": family((GPU, 1), (GPU | {"gpu": "10"}, 1), (GPU | {"gpu": "9"}, 0)),
@@ -35,7 +38,7 @@ METRICS = {
 ROUND = {"members": ["n1", "n2"], "kind": "pair", "outcome": "ok"}
 PROBE = {
     "state": "running",
-    "detail": "the key is old",
+    "detail": "the key is old\na leaf is unknown",
     "name": "n1",
     "members": 2,
     "period_seconds": 300.0,
@@ -55,9 +58,10 @@ def test_gpus_links_and_probes() -> None:
     rounds, with whom.
     """
     metrics = {f"dshealthd_{name}": one for name, one in METRICS.items()}
-    at = [time.strftime("%H:%M:%S", time.localtime(60.0 * minute)) for minute in (3, 2, 1)]
-    assert lines(metrics=metrics, probe=PROBE) == [
-        "n1  OK  healthy, 0 collectors OK",
+    form = "%Y-%m-%d %H:%M:%S"
+    at = [time.strftime(form, time.localtime(60.0 * minute)) for minute in (3, 2, 1)]
+    assert lines(metrics=metrics, probe=PROBE, collectors=[NVLINK]) == [
+        "n1  OK  healthy, 1 collector OK",
         "",
         "GPUs",
         "   GPU 0    54 °C   98 % busy    71 of 80 GiB    699 W  1/2 NVLinks",
@@ -70,6 +74,7 @@ def test_gpus_links_and_probes() -> None:
         "",
         "Probes",
         "  the key is old",
+        "  a leaf is unknown",
         "  2 members, every 5 min",
         *(f"  {when}  pair  {minute}  with n2" for when, minute in zip(at, "321", strict=True)),
         "  suspect link n1--n2: slow",
@@ -102,9 +107,38 @@ def test_findings_come_first() -> None:
     ]
 
 
+def test_an_agent_that_starts_has_no_broken_source() -> None:
+    """What it has not read yet is not called unreadable."""
+    starting = finding(severity="unknown", alert="", part="", since=None, summary="Not all read")
+    head = lines(verdict="unknown", findings=[starting])[0]
+    assert head == "n1  UNKNOWN  not all sources read yet"
+    head = lines(verdict="unknown", findings=[starting, finding(severity="unknown")])[0]
+    assert head == "n1  UNKNOWN  1 source not readable, not all sources read yet"
+
+
 def test_gpus_are_in_the_order_of_their_numbers() -> None:
     """Whatever an agent calls them."""
     labels = [{"gpu": gpu} for gpu in ("10", "9", "9" * 5000, "x", "2")]
     samples = [{"labels": of_gpu, "value": 0} for of_gpu in labels]
     shown = [*_gpus({"metrics": {"dshealthd_gpu_up": {"samples": samples}}})]
     assert [line.split()[1][:3] for line in shown] == ["2", "9", "x", "10", "999"]
+
+
+def test_nvlinks_that_were_not_read_are_not_absent() -> None:
+    """Whether the collector has not run, has failed, or could not read this GPU."""
+    fault = {"part": "GPU 0", "reason": "timeout", "detail": ""}
+    metrics = {"dshealthd_gpu_up": family((GPU, 1))}
+    for collectors, said in (
+        ([NVLINK], "no NVLink"),
+        ([], "unknown NVLink"),
+        ([NVLINK | {"state": "pending"}], "unknown NVLink"),
+        ([NVLINK | {"faults": [fault]}], "unknown NVLink"),
+        ([NVLINK | {"faults": [fault | {"part": "GPU 1"}]}], "no NVLink"),
+    ):
+        assert said in lines(metrics=metrics, collectors=collectors)[3]
+
+
+def test_no_finding_lasts_for_less_than_nothing() -> None:
+    """Whatever clock has dated it."""
+    told: dict[str, Any] = {"verdict": "critical", "findings": [finding(since=30000.0)]}
+    assert lines(**told)[1].endswith("A GPU fell off the bus (for 0 s)")

@@ -205,6 +205,7 @@ def serving(
         options(**given),
         held,
         lambda: server.samples(),  # noqa: PLW0108 - it is not bound yet
+        lambda: (socket.gethostname(), ""),
         SelfMetrics(time.time()),
         lambda: unready(held),
         lambda _left_out: {**sections(held), **more},
@@ -307,6 +308,7 @@ def main() -> None:
         options(),
         snapshot,
         lambda: (*telemetry.samples(), *server.samples()),
+        lambda: (socket.gethostname(), ""),
         telemetry,
         lambda: unready(snapshot),
         lambda _left_out: sections(snapshot),

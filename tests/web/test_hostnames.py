@@ -5,6 +5,7 @@ Scrapes go on by any name.
 
 from __future__ import annotations
 
+import json
 import socket
 
 import pytest
@@ -41,9 +42,9 @@ def test_names_of_this_node() -> None:
     assert parse_domains("# x\nsearch a.b. C.d\nnameserver 1.1.1.1\n\ndomain e\n") == {
         *("a.b", "c.d", "e"),
     }
-    assert {"localhost", "health.example", socket.gethostname().lower()} <= own_names(
-        socket.gethostname(), ["Health.example"]
-    )
+    assert own_names("Node-7.a", ["b"], ["Health.example"]) == {
+        *("node-7", "node-7.a", "node-7.b", "localhost", "health.example"),
+    }
 
 
 def test_only_browsers_are_checked() -> None:
@@ -69,3 +70,11 @@ def test_served() -> None:
             assert b"200" in get(served, path, "127.0.0.1:10061", BROWSER)
             assert b"200" in get(served, path, "health.example", BROWSER)
             assert b"200" in get(served, path, "any.name.of.prometheus:10061")
+
+
+def test_a_node_that_is_renamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers by its new name at once, and says it."""
+    with serving() as served:
+        monkeypatch.setattr(socket, "gethostname", lambda: "renamed-7")
+        assert b"200" in get(served, "/", "renamed-7:10061", BROWSER)
+        assert json.loads(served.ask("/api/v1/status")[1])["node"] == "renamed-7"

@@ -114,7 +114,7 @@ def test_page_says_when_the_agent_is_gone(browser: Browser, tmp_path: Path) -> N
         visit.page.wait_for_selector("#banner", state="hidden")
         assert "live" in visit.text("header")
     visit.page.wait_for_selector("#banner", state="visible")
-    assert "The agent has not answered for" in visit.text("#banner")
+    assert "No data from the agent since " in visit.text("#banner")
     assert "not answering, last seen" in visit.text("header")
     assert visit.page.title().startswith("✖")
     with running(tmp_path, port=port):

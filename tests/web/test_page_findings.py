@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.infiniband import UP as PORT_UP
 from dshealthd.collectors.job_hang import BOUND, CULPRIT, HANG, OVERDUE, PHASE_SECONDS
 from dshealthd.collectors.job_logs import FAILURE
+from dshealthd.collectors.open_files import LIMIT, LOCKED, LOCKED_LIMIT, OPEN
 from dshealthd.collectors.rendezvous import LISTENERS
 from dshealthd.collectors.tcp import SOCKETS
 from dshealthd.collectors.training import HEARD, INFO, LOSS_FINITE, PHASE, STEP, STEP_SECONDS
@@ -24,7 +26,7 @@ from dshealthd.core.collector import Fault, Reason, Sample
 from dshealthd.core.result import CollectionOutcome, CollectionResult, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.web import server
-from tests.status_documents import finding
+from tests.status_documents import finding, job
 from tests.web.browser import CHROMIUM, DESK, PHONE, Visit
 from tests.web.serving import serving
 
@@ -157,6 +159,14 @@ def test_the_ranks_of_a_hung_job_are_open(browser: Browser) -> None:
         assert opened.count() == 0
 
 
+def test_a_stall_names_whom_ranks_wait_for(browser: Browser) -> None:
+    """By its name, as `dshealthd jobs` does."""
+    says = "between two steps: rank 3 waits for head_node:8000"
+    stall = {"cause": "between_steps", "says": says, "silent_seconds": 45, "hung_in_seconds": None}
+    with shown(browser, snapshot(), jobs=[job(state="stalled", stall=stall)]) as visit:
+        assert f"{says} for 45 s" in visit.panel("Jobs")
+
+
 def test_a_marked_pause_is_said(browser: Browser) -> None:
     """A checkpoint is neither training nor a fault, and has no pace; what is unknown of a rank's
     work is no figure.
@@ -190,6 +200,16 @@ def test_unknown_is_not_green(browser: Browser) -> None:
             assert "1 not applicable or disabled: mig" in visit.text(".absent")
 
 
+def test_an_agent_that_starts_has_no_broken_source(browser: Browser) -> None:
+    """What it has not read yet is not called unreadable."""
+    made = snapshot()
+    made.expect("ecc", 3600)
+    with shown(browser, made) as visit:
+        heading = visit.text(".verdict h2")
+        assert "State unknown: not all sources read yet" in heading
+        assert "not readable" not in heading
+
+
 def test_a_sign_that_is_no_finding_yet_is_quiet(browser: Browser) -> None:
     """What is watched is said with its time and its hold, and the page stays as green as it is."""
     down = {"part": "mlx5_1/1", "summary": "A fabric port is down", "hold_seconds": 30.0}
@@ -213,6 +233,45 @@ def test_a_failing_collector_has_its_reason_in_its_panel(browser: Browser) -> No
         assert "permission denied" in visit.text(".collectors")
         made.put("gpu", CollectionResult(CollectionOutcome.OK, GPUS))
         visit.page.wait_for_selector("section[aria-label='GPUs'] .fault", state="detached")
+
+
+def test_what_could_not_be_read_is_not_absent(browser: Browser) -> None:
+    """Neither interfaces nor paths nor a limit; a GPU whose NVLinks were not read may have some."""
+    made = snapshot()
+    for name in ("network", "filesystem", "nvlink"):
+        made.expect(name, 3600)
+        made.put(name, failed(Reason.IO_ERROR, "broken"))
+    made.expect("open_files", 3600)
+    locked: tuple[Sample, ...] = (OPEN(7, "job", "bert"), LOCKED(2**30, "bert", "locked"))
+    made.put("open_files", CollectionResult(CollectionOutcome.OK, locked))
+    with shown(browser, made) as visit:
+        assert "no physical interface" not in visit.panel("Network")
+        assert "no paths configured" not in visit.panel("Disks")
+        assert "NVLink unknown" in visit.panel("GPUs")
+        assert "1.0 GiB of unknown" in visit.panel("Open files")
+        locked += (LOCKED_LIMIT(math.inf, "bert"),)
+        made.put("open_files", CollectionResult(CollectionOutcome.OK, locked))
+        for name in ("network", "filesystem", "nvlink"):
+            made.put(name, CollectionResult(CollectionOutcome.OK, ()))
+        visit.wait("section[aria-label='Network']", "no physical interface")
+        assert "no paths configured" in visit.panel("Disks")
+        assert "no NVLink" in visit.panel("GPUs")
+        assert "1.0 GiB of unlimited" in visit.panel("Open files")
+
+
+def test_long_names_fit_a_phone(browser: Browser) -> None:
+    """A job, its script and its evidence may have names as long as a label, without a place to
+    break them.
+    """
+    name = "x" * 128
+    made = snapshot()
+    made.expect("open_files", 3600)
+    files = (OPEN(7, "job", name), LIMIT(1024, "job", name), LOCKED(7, name, "locked"))
+    made.put("open_files", CollectionResult(CollectionOutcome.OK, files))
+    long = job(job=name, script=name, user=name, pid=7, evidence=name)
+    with shown(browser, made, PHONE, jobs=[long]) as visit:
+        assert name in visit.panel("Open files")
+        assert visit.is_as_wide_as_its_window()
 
 
 def test_the_page_does_not_judge(browser: Browser) -> None:

@@ -59,9 +59,9 @@ def test_days_and_the_last_ten_in_words(browser: Browser) -> None:
     lasting.end = None
     with shown(browser, made, lasting) as visit:
         panel = visit.panel("History")
-        assert "GPU 7: A GPU is lost to the driver (Xid 79)" in panel
+        assert "GPU 7: A GPU is lost to the driver: Xid 79" in panel
         assert "for 67 min until now" in panel
-        assert "3 times, job run-1" in panel
+        assert "3 times within 60 s, job run-1" in panel
         assert "started after a crash" in panel
         assert visit.page.locator(".past li").count() == 10
         assert "GPU 7" in visit.text(".past li:first-child")
@@ -123,3 +123,25 @@ def test_accessible_and_within_its_window(browser: Browser) -> None:
     with shown(browser, made, size=PHONE, scheme="dark") as visit:
         assert violations(visit.page) == []
         assert visit.is_as_wide_as_its_window()
+
+
+def test_the_form_of_an_entry(browser: Browser) -> None:
+    """A job's own finding names it once, and its reason may have parentheses. Midnight is 00:00 of
+    the day that begins.
+    """
+    year, month, day, *_ = time.localtime()
+    night = time.mktime((year, month, day - 1, 0, 5, 0, 0, 0, -1))
+    hang: dict[str, Any] = {
+        "what": "JobHang",
+        "says": "Training job is hung",
+        "part": "run-2",
+        "job": "run-2",
+    }
+    made = lived(fault(night, 300, reason="rank 2 is stopped (SIGSTOP)", **hang))
+    with shown(browser, made) as visit:
+        said = visit.text(".past li").splitlines()
+    date = time.strftime("%b", time.localtime(night)) + f" {time.localtime(night).tm_mday}"
+    assert said[-2:] == [
+        "run-2: Training job is hung: rank 2 is stopped (SIGSTOP)",
+        f"{date}, 00:05, for 5 min",
+    ]

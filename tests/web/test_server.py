@@ -168,6 +168,18 @@ def test_status_tells_states_reasons_and_samples(served: Served) -> None:
     }
 
 
+def test_a_clock_that_is_set_does_not_make_the_agent_older(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node that boots with a wrong clock has not been up for the years by which it was wrong."""
+    began = time.monotonic()
+    clocks = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + 1e9)
+    with serving() as served:
+        monkeypatch.setattr(web_server, "time", clocks)
+        document = json.loads(served.ask("/api/v1/status")[1])
+    assert document["uptime_seconds"] <= time.monotonic() - began
+
+
 def test_sample_that_cannot_be_shown_costs_itself() -> None:
     """The document has the other samples of its collector, and names the one that it lacks."""
     snapshot = Snapshot(time.monotonic, time.time)
@@ -417,7 +429,9 @@ def test_no_bytes_upset_the_server(
 def test_fit_for_schedulers(fitness: Fitness, code: int, text: str) -> None:
     """Only a node that is known to be fit gives 200; the line says which of the two it is not."""
     snapshot = small_snapshot()
-    server = Server(options(), snapshot, list, SelfMetrics(0), str, fitness=lambda: fitness)
+    server = Server(
+        options(), snapshot, list, lambda: ("n1", ""), SelfMetrics(0), str, fitness=lambda: fitness
+    )
     answer = server._fit(None)  # type: ignore[arg-type] # it asks nothing of the request
     assert (answer.status, answer.text) == (code, text)
 

@@ -203,7 +203,7 @@ METHODS: Mapping[str, Method] = {
             {
                 "watched": Integer(),
                 "hours": TEXT,  # the worst of each of the last, as the record marks it
-                "left_out": Array(TEXT, MAX_JOBS),  # jobs that do not fit `JOB`
+                "left_out": Array(TEXT, MAX_JOBS),  # jobs beyond those, or that do not fit `JOB`
             },
         ),
     ),

@@ -1,8 +1,8 @@
 // All members at a glance: the state that each reports, by leaf, and the jobs across nodes.
 
 import { h, patch } from "./elements.js";
-import { clock, count, duration, known, plural, unknown, words, zone } from "./numbers.js";
-import { LEVELS, MARKS, leftOut, mark, strip, table } from "./pieces.js";
+import { count, duration, known, plural, unknown, words } from "./numbers.js";
+import { LEVELS, MARKS, leftOut, mark, seen, strip, table } from "./pieces.js";
 import { poll } from "./poll.js";
 
 const LISTED = 50; // nodes with problems that are listed by name
@@ -11,10 +11,12 @@ const NAMED = 64; // nodes up to which squares have names
 const STATES = { ...LEVELS, unreachable: "bad", "not asked yet": "quiet", "out of date": "quiet" };
 const MILD = ["silent", "stalled", "suspended"];
 const CALM = ["training", "paused"];
+const SILENT = ["unreachable", "not asked yet", "out of date"]; // states of nodes whose jobs are not known
 
 const level = (node) => STATES[node.state] || "unknown";
-// Assumes that the other agents serve the same scheme and port as this one.
-const address = (name) => `${location.protocol}//${name}${location.port ? `:${location.port}` : ""}/`;
+// Assumes that the other agents serve the same scheme and port as this one. Behind a proxy with a path, where they are is unknown.
+const address = (name) =>
+  location.pathname === "/fleet" ? `${location.protocol}//${name.includes(":") ? `[${name}]` : name}${location.port ? `:${location.port}` : ""}/` : null;
 const RANK = { bad: 0, unknown: 1, warn: 2, quiet: 3, good: 4 };
 const byState = (one, other) =>
   RANK[level(one)] - RANK[level(other)] || one.name.localeCompare(other.name, "en", { numeric: true });
@@ -66,7 +68,7 @@ function summary(fleet) {
             .map((node) =>
               h(
                 "li",
-                {},
+                { "data-key": node.name },
                 h("span", {}, mark(level(node)), h("span", { class: "spoken" }, MARKS[level(node)][1])),
                 h("b", {}, h("a", { href: address(node.name) }, node.name)),
                 h("div", {}, says(node, fleet.time)),
@@ -140,7 +142,7 @@ function squares(fleet) {
           those.map((node) =>
             h(
               "li",
-              {},
+              { "data-key": node.name },
               h(
                 "a",
                 { class: level(node), href: address(node.name), title: `${node.name}: ${says(node, fleet.time)}` },
@@ -173,13 +175,14 @@ function hours({ nodes, members, time }) {
   return h(
     "section",
     { class: "panel", "aria-label": "Last 24 hours" },
-    h("h2", {}, h("span", {}, "Last 24 hours"), h("span", { class: "about" }, many ? `the worst of each hour, of ${plural(shown.length, "node")} with findings` : "the worst of each hour")),
+    h("h2", {}, h("span", {}, "Last 24 hours"), h("span", { class: "about" }, many ? `the worst of each hour, of ${plural(shown.length, "node")} with findings${nodes.length < members ? " now" : ""}` : "the worst of each hour")),
     h("details", { id: "hours", open, "data-open": String(!many) }, h("summary", {}, plural(shown.length, "node")), open ? h("ul", { class: "hours" }, rows()) : null),
-    known.length < members ? h("p", { class: "quiet" }, `not known of ${plural(members - known.length, "node")}`) : null,
+    known.length < nodes.length ? h("p", { class: "quiet" }, `not known of ${plural(nodes.length - known.length, "node")}`) : null,
   );
 }
 
-function jobs(found, more) {
+function jobs({ jobs: found, jobs_left_out: more, states, members }) {
+  const silent = SILENT.reduce((sum, state) => sum + (states[state] || 0), 0);
   const rows = found.map((job) => {
     const bad = job.state === "hung" || job.state === "failed" || job.loss === "not finite";
     const apart = known(job.step) && known(job.step_highest) && job.step_highest !== job.step ? `\u2013${count(job.step_highest)}` : "";
@@ -187,7 +190,7 @@ function jobs(found, more) {
     const slow = job.slow.map(({ rank, node, ratio }) => `slow: rank ${rank} on ${node}, ${ratio.toFixed(2)}\u00d7`);
     return h(
       "tr",
-      {},
+      { "data-key": job.job },
       h("th", { scope: "row" }, mark(bad ? "bad" : MILD.includes(job.state) ? "warn" : CALM.includes(job.state) ? "good" : "quiet"), job.job),
       h("td", { class: bad ? "bad" : null }, job.pause ? words(job.pause) : job.state, job.loss === "not finite" ? ", loss not finite" : "", job.attempts > 1 ? `, attempt ${job.attempts}` : ""),
       h("td", {}, [...culprits, ...slow].join(", ") || "\u2013"),
@@ -203,13 +206,16 @@ function jobs(found, more) {
     h("h2", {}, h("span", {}, "Jobs"), h("span", { class: "about" }, plural(found.length + more, "training job"))),
     rows.length
       ? h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Table of jobs" }, table(["job", "state", "culprit or slow rank", "#ranks", "#nodes", "#step", "#steps per minute"], rows))
-      : h("p", { class: "quiet" }, "no training jobs"),
+      : silent < members
+        ? h("p", { class: "quiet" }, "no training jobs")
+        : null,
+    silent ? h("p", { class: "quiet" }, `not known of ${plural(silent, "node")}`) : null,
     more ? h("p", { class: "quiet" }, `and ${more} more, none of which hangs or failed`) : null,
   );
 }
 
-function render(fleet, answered) {
-  document.title = `${problems(fleet) ? `(${problems(fleet)}) ` : ""}Fleet \u2013 dshealthd`;
+function render(fleet, answered, state) {
+  document.title = `${state === "not answering" ? "\u2716 " : problems(fleet) ? `(${problems(fleet)}) ` : ""}Fleet \u2013 dshealthd`;
   patch(
     document.getElementById("top"),
     h(
@@ -217,12 +223,19 @@ function render(fleet, answered) {
       { id: "top" },
       h("h1", {}, "Fleet"),
       h("span", { class: "quiet" }, `${plural(fleet.members, "node")}, as seen from ${fleet.node}`),
-      h("span", { class: "live" }, h("span", { class: "beat" }), `${fleet.asking ? "querying, " : ""}updated `, clock(new Date(answered)), h("span", { class: "unit" }, ` ${zone()}`)),
+      seen(state === "live" && fleet.asking ? "live, querying" : state, answered),
     ),
   );
-  patch(document.getElementById("page"), h("main", { id: "page" }, summary(fleet), squares(fleet), hours(fleet), jobs(fleet.jobs, fleet.jobs_left_out), leftOut(fleet.left_out || [])));
+  patch(document.getElementById("page"), h("main", { id: "page" }, summary(fleet), squares(fleet), hours(fleet), jobs(fleet), leftOut(fleet.left_out || [])));
 }
 
 patch(document.getElementById("page"), h("main", { id: "page" }, h("p", { class: "quiet" }, "asking all nodes")));
 // The agent waits up to 4.5 s for all nodes.
-poll("api/v1/fleet", { every: 3000, patience: 8000, lostAfter: 15000, nothing: "No data about the fleet.", render });
+poll("api/v1/fleet", {
+  every: 3000,
+  patience: 8000,
+  lostAfter: 15000,
+  nothing: "No data about the fleet.",
+  source: ({ node }) => node,
+  render,
+});

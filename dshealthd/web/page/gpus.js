@@ -107,7 +107,7 @@ function gpuNotes(status, id) {
           `${up}/${links.length}`,
           h("span", { class: "unit" }, " NVLink"),
         )
-      : h("div", { class: "quiet" }, "no NVLink"),
+      : h("div", { class: "quiet" }, status.hasRead("nvlink", part) ? "no NVLink" : ["NVLink ", unknown()]),
     h(
       "div",
       { class: narrow || "quiet" },

@@ -3,6 +3,7 @@
 import { h } from "./elements.js";
 import { duration, plural } from "./numbers.js";
 import { LEVELS, MARKS, mark, panel, strip } from "./pieces.js";
+import { get } from "./poll.js";
 
 const EVERY = 300; // seconds between two requests while the findings stay the same: what has ended is no news
 const AGAIN = 30; // seconds until the next request after one that failed
@@ -13,12 +14,10 @@ async function ask(now, findings) {
   known.asked = now;
   known.findings = findings;
   try {
-    const answer = await fetch("api/v1/history", { cache: "no-store", signal: AbortSignal.timeout(4000) });
-    if (!answer.ok) throw new Error((await answer.text()).trim());
-    known.document = await answer.json();
+    known.document = await get("api/v1/history", 4000);
     known.problem = "";
   } catch (error) {
-    known.problem = error.name === "TimeoutError" ? "timed out" : error.message;
+    known.problem = error.message;
     known.asked = now - EVERY + AGAIN;
   }
 }
@@ -30,11 +29,13 @@ const named = ({ day, worst }) => [date(day, { month: "short", day: "numeric" })
 function entry(each, now) {
   const level = each.severity === null ? "quiet" : LEVELS[each.severity];
   const lasted = each.kind === "finding" || each.kind === "maintenance";
+  const often = each.times > 1 ? plural(each.times, "time") : "";
   const about = [
-    new Date(1000 * each.begin).toLocaleString("en-US", { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hour12: false }),
-    lasted ? `for ${duration(Math.max(0, (each.end ?? now) - each.begin))}${each.end === null ? " until now" : ""}` : "",
-    each.times > 1 ? plural(each.times, "time") : "",
-    each.job ? `job ${each.job}` : "",
+    new Date(1000 * each.begin).toLocaleString("en-US", { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" }),
+    lasted
+      ? `${often ? `${often} within` : "for"} ${duration(Math.max(0, (each.end ?? now) - each.begin))}${each.end === null ? " until now" : ""}`
+      : often,
+    each.job && each.job !== each.part ? `job ${each.job}` : "",
   ];
   return h(
     "li",
@@ -43,7 +44,7 @@ function entry(each, now) {
     level === "quiet" ? null : h("span", { class: "spoken" }, MARKS[level][1]),
     each.kind === "finding" ? h("b", {}, `${each.part || "this node"}: `) : null,
     each.says,
-    lasted && each.reason ? ` (${each.reason})` : "",
+    lasted && each.reason ? `: ${each.reason}` : "",
     h("div", { class: "quiet" }, about.filter(Boolean).join(", ")),
   );
 }

@@ -24,7 +24,7 @@ function stall(job) {
   if (!job.stall || job.state === "paused") return null;
   const { says, silent_seconds: silent, hung_in_seconds: left } = job.stall;
   const later = known(left) ? `; counts as hung in ${duration(left)}` : "";
-  return h("div", { class: "warn" }, `${words(says)} for ${duration(silent)}${later}`);
+  return h("div", { class: "warn" }, `${says} for ${duration(silent)}${later}`);
 }
 
 // A marked pause instead of the word for it; and no false calm while no rank is heard.
@@ -41,6 +41,7 @@ function one(job, now) {
   const apart = known(job.step_highest) && job.step_highest !== job.step ? `\u2013${count(job.step_highest)}` : "";
   const failures = job.failures || [];
   const still = job.hang || job.stall;
+  const heard = Math.max(job.ranks.length, job.followed?.heartbeat ?? 0);
   const open = Boolean(job.hang) || job.ranks.length <= ROOM;
   const calm = ["training", "paused"].includes(job.state);
   const level = job.hang || failures.length || job.loss === "not finite" ? "bad" : calm ? "good" : job.stall ? "warn" : "quiet";
@@ -60,7 +61,7 @@ function one(job, now) {
   );
   return h(
     "div",
-    { class: "job" },
+    { class: "job", "data-key": job.job },
     h("h3", {}, mark(level), job.job, h("span", { class: "unit" }, ` ${doing(job, now)}`)),
     hang(job),
     stall(job),
@@ -86,7 +87,7 @@ function one(job, now) {
       ? h(
           "details",
           { open, "data-open": String(open) },
-          h("summary", {}, plural(rows.length, "rank")),
+          h("summary", {}, `${rows.length < heard ? `${rows.length} of ` : ""}${plural(heard, "rank")}`),
           h(
             "div",
             { class: "scrolls", tabindex: "0", role: "region", "aria-label": `Ranks of ${job.job}` },

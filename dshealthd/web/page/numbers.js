@@ -26,8 +26,8 @@ export const measure = ([text, unit]) => (unit ? [text, h("span", { class: "unit
 
 export function duration(seconds) {
   if (!known(seconds)) return "unknown";
-  if (seconds < 0.00005) return "< 0.1 ms";
-  if (seconds < 1)
+  if (seconds > 0 && seconds < 0.00005) return "< 0.1 ms";
+  if (seconds > 0 && seconds < 1)
     return seconds < 0.0995 ? `${(seconds * 1000).toFixed(seconds < 0.00995 ? 1 : 0)} ms` : `${seconds.toFixed(1)} s`;
   if (seconds < 120) return `${Math.round(seconds)} s`;
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
@@ -36,7 +36,11 @@ export function duration(seconds) {
 }
 export const seconds = (value) => (known(value) ? duration(value) : "\u2013");
 export const age = (seconds) => (seconds < 1 ? "< 1 s" : duration(seconds));
-export const clock = (date) => date.toLocaleTimeString("en-GB");
+// The time of day, with the date if that is not today's.
+export function clock(date) {
+  const today = date.toDateString() === new Date().toDateString();
+  return `${today ? "" : `${date.toLocaleDateString("en-US", { month: "short", day: "numeric" })}, `}${date.toLocaleTimeString("en-GB")}`;
+}
 export const zone = () =>
   new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" }).formatToParts(new Date()).find((part) => part.type === "timeZoneName").value;
 export const plural = (number, name) => `${number} ${name}${number === 1 ? "" : "s"}`;

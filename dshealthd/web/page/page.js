@@ -5,20 +5,20 @@ import { gpus } from "./gpus.js";
 import { history } from "./history.js";
 import { collectors, host, kernelLog } from "./host.js";
 import { jobs } from "./jobs.js";
-import { clock, duration, zone } from "./numbers.js";
+import { duration } from "./numbers.js";
 import { disks, files, infiniband, memory, network, sockets } from "./panels.js";
-import { leftOut } from "./pieces.js";
+import { leftOut, seen } from "./pieces.js";
 import { poll } from "./poll.js";
 import { probes } from "./probes.js";
 import { Status } from "./status.js";
 import { refresh } from "./trends.js";
 import { absences, verdict } from "./verdict.js";
 
-function render(last, answered, lost) {
+function render(last, answered, state) {
   const status = new Status(last);
   refresh(status);
   const { node, version, uptime_seconds: uptime } = last;
-  document.title = `${lost ? "\u2716 " : status.findings.length ? `(${status.findings.length}) ` : ""}${node} \u2013 dshealthd`;
+  document.title = `${state === "not answering" ? "\u2716 " : status.findings.length ? `(${status.findings.length}) ` : ""}${node} \u2013 dshealthd`;
   patch(
     document.getElementById("top"),
     h(
@@ -27,14 +27,7 @@ function render(last, answered, lost) {
       h("h1", {}, node),
       h("span", { class: "quiet" }, `dshealthd ${version}, running for ${duration(uptime)}`),
       last.probe && last.probe.state !== "off" ? h("a", { href: "fleet" }, "fleet") : null,
-      h(
-        "span",
-        { class: "live" },
-        h("span", { class: "beat" }),
-        lost ? "not answering, last seen " : "live, last seen ",
-        clock(new Date(answered)),
-        h("span", { class: "unit" }, ` ${zone()}`),
-      ),
+      seen(state, answered),
     ),
   );
   patch(
@@ -66,4 +59,11 @@ function render(last, answered, lost) {
   );
 }
 
-poll("api/v1/status", { every: 2000, patience: 4000, lostAfter: 6000, nothing: "The agent does not answer.", render });
+poll("api/v1/status", {
+  every: 2000,
+  patience: 4000,
+  lostAfter: 6000,
+  nothing: "No data about this node.",
+  source: ({ node, version }) => `${node} ${version}`,
+  render,
+});

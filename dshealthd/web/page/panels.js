@@ -6,12 +6,14 @@ import { bar, figure, flag, flow, mark, panel, table } from "./pieces.js";
 import { rate } from "./status.js";
 import { line } from "./trends.js";
 
+// That a source has nothing; what could not be read may have anything.
+const none = (status, collector, text) => (status.collectors.get(collector).state === "ok" ? h("p", { class: "quiet" }, text) : null);
+
 export function infiniband(status) {
   if (status.absent("infiniband")) return null;
   const rows = status.samples("infiniband_port_up").map((sample) => {
     const { device, port } = sample.labels;
     const id = { device, port };
-    const key = `ib ${device} ${port}`;
     const state = status.info("infiniband_port_state", id).state;
     const errors = sum(status.values("infiniband_port_errors_total", id));
     const flaps = status.value("infiniband_port_flaps_total", id);
@@ -38,8 +40,8 @@ export function infiniband(status) {
         "td",
         { class: "num" },
         flow(
-          rate(`${key} t`, status.value("infiniband_port_transmit_bytes_total", id), status.document.time),
-          rate(`${key} r`, status.value("infiniband_port_receive_bytes_total", id), status.document.time),
+          rate(status, "infiniband", "infiniband_port_transmit_bytes_total", id),
+          rate(status, "infiniband", "infiniband_port_receive_bytes_total", id),
         ),
         line(`${device}/${port}`, "sends"),
         line(`${device}/${port}`, "receives"),
@@ -76,8 +78,8 @@ export function network(status) {
         "td",
         { class: "num" },
         flow(
-          rate(`net ${device} t`, status.value("network_transmit_bytes_total", id), status.document.time),
-          rate(`net ${device} r`, status.value("network_receive_bytes_total", id), status.document.time),
+          rate(status, "network", "network_transmit_bytes_total", id),
+          rate(status, "network", "network_receive_bytes_total", id),
         ),
         line(device, "sends"),
         line(device, "receives"),
@@ -92,7 +94,7 @@ export function network(status) {
     ["network"],
     rows.length
       ? table(["interface", "state, speed", "#traffic", "#errors"], rows)
-      : h("p", { class: "quiet" }, "no physical interface"),
+      : none(status, "network", "no physical interface"),
   );
 }
 
@@ -167,16 +169,13 @@ export function files(status) {
   });
   const locked = status
     .labels("job_locked_memory_bytes", "training_job")
-    .map((job) =>
-      figure(`locked memory, job ${job}`, [
+    .map((job) => {
+      const [limit] = status.samples("job_locked_memory_limit_bytes", { training_job: job });
+      return figure(`locked memory, job ${job}`, [
         measure(bytes(Math.max(...status.values("job_locked_memory_bytes", { training_job: job })))),
-        h(
-          "span",
-          { class: "unit" },
-          ` of ${status.value("job_locked_memory_limit_bytes", { training_job: job }) === undefined ? "unlimited" : bytes(status.value("job_locked_memory_limit_bytes", { training_job: job })).join(" ")}`,
-        ),
-      ]),
-    );
+        h("span", { class: "unit" }, ` of ${limit?.value === "+Inf" ? "unlimited" : bytes(limit?.value).join(" ")}`),
+      ]);
+    });
   return panel(status, "Open files", "", ["open_files"], [entries, locked]);
 }
 
@@ -273,6 +272,6 @@ export function disks(status) {
     "Disks",
     "",
     ["filesystem"],
-    entries.length ? entries : h("p", { class: "quiet" }, "no paths configured"),
+    entries.length ? entries : none(status, "filesystem", "no paths configured"),
   );
 }

@@ -1,7 +1,7 @@
 // Building blocks of panels.
 
 import { h } from "./elements.js";
-import { age, bits, known, measure, plural, unknown, words } from "./numbers.js";
+import { age, bits, clock, known, measure, plural, unknown, words, zone } from "./numbers.js";
 
 export function bar(value, full, { marks = [], level = "", label }) {
   if (!known(value) || !known(full) || full <= 0)
@@ -30,6 +30,10 @@ const FLAGS = { bad: "\u2716 ", warn: "\u25b2 " };
 // A mark before a figure that has a finding.
 export const flag = (level) => FLAGS[level] || "";
 export const mark = (level) => h("span", { class: `mark ${level}`, "aria-hidden": "true" }, MARKS[level][0]);
+
+// Whether the agent answers, and of when the data is.
+export const seen = (state, answered) =>
+  h("span", { class: "live" }, h("span", { class: "beat" }), `${state}, last seen ${clock(new Date(answered))}`, h("span", { class: "unit" }, ` ${zone()}`));
 
 // A bar for each hour or day, as high as it was bad: [name, level], where the level is none if no agent watched.
 export function strip(title, unit, cells) {

@@ -48,7 +48,7 @@ export function probes(status) {
     known(probe.members) ? `${probe.members} members, every ${duration(probe.period_seconds)}` : "",
     [],
     [
-      probe.detail ? h("p", { class: "fault" }, probe.detail) : null,
+      probe.detail ? probe.detail.split("\n").map((each) => h("p", { class: "fault" }, each)) : null,
       figure("this node's score (1 is normal)", known(probe.score) ? `${probe.score.toFixed(2)}\u00d7` : unknown()),
       probe.suspects.length
         ? probe.suspects.map((suspect) =>

@@ -3,6 +3,8 @@
 import { known } from "./numbers.js";
 import { LEVELS } from "./pieces.js";
 
+const SAME = 0.05; // seconds: both times are rounded to a millisecond, and no collector has a shorter interval than 0.1 s
+
 export class Status {
   constructor(document) {
     this.document = document;
@@ -46,26 +48,35 @@ export class Status {
     const [sample] = this.samples(name, labels);
     return sample ? sample.labels : {};
   }
+  // The time of a collector's last sample, by the agent's clock.
+  sampled(name) {
+    const age = this.collectors.get(name)?.age_seconds;
+    return known(age) ? this.document.time - age : undefined;
+  }
+  // Whether a collector has read a part: only then does the part lack what is not among its samples.
+  hasRead(name, part) {
+    const collector = this.collectors.get(name);
+    return collector?.state === "ok" && collector.faults.every((fault) => fault.part.toLowerCase() !== part.toLowerCase());
+  }
   absent(name) {
     const collector = this.collectors.get(name);
     return !collector || collector.state === "not available";
   }
 }
 
-// A rate needs two answers.
+// A rate is that between a collector's last two samples: of one alone it is unknown.
 
 const previous = new Map();
 
-export function rate(key, value, time) {
-  if (!known(value)) return undefined;
-  const entry = previous.get(key) || { value, time, rate: undefined };
-  if (value !== entry.value || time - entry.time > 15) {
-    entry.rate = time > entry.time && value >= entry.value ? (value - entry.value) / (time - entry.time) : undefined;
-    entry.value = value;
-    entry.time = time;
-  } else if (entry.rate === undefined && time - entry.time > 5) {
-    entry.rate = 0;
-  }
+export function rate(status, collector, name, labels) {
+  const value = status.value(name, labels);
+  const at = status.sampled(collector);
+  if (!known(value) || !known(at)) return undefined;
+  const key = JSON.stringify([name, labels]);
+  const last = previous.get(key);
+  if (last && Math.abs(at - last.at) < SAME) return last.rate;
+  const grown = last && at > last.at && value >= last.value;
+  const entry = { value, at, rate: grown ? (value - last.value) / (at - last.at) : undefined };
   previous.set(key, entry);
   return entry.rate;
 }

@@ -3,6 +3,7 @@
 import { h } from "./elements.js";
 import { duration } from "./numbers.js";
 import { LEVELS, MARKS } from "./pieces.js";
+import { get } from "./poll.js";
 
 const EVERY = 30; // seconds between two requests: the length of a point
 const known = { asked: -EVERY, lines: new Map() };
@@ -11,12 +12,10 @@ const HEIGHT = 26;
 async function ask(now) {
   known.asked = now;
   try {
-    const answer = await fetch("api/v1/trends", { cache: "no-store", signal: AbortSignal.timeout(4000) });
-    if (!answer.ok) return;
-    const document = await answer.json();
+    const document = await get("api/v1/trends", 4000);
     known.lines = new Map(document.lines.map((line) => [`${line.part} ${line.what}`, drawn(line, document)]));
   } catch {
-    // The lines stay until the next request; the banner says that the agent does not answer.
+    known.lines = new Map(); // no line is better than one that ends in the past
   }
 }
 

@@ -9,8 +9,9 @@ const code = (text) => text.split("`").map((piece, index) => (index % 2 ? h("cod
 function title(status) {
   const { verdict, findings } = status;
   const problems = findings.filter((finding) => finding.severity !== "unknown").length;
-  const unread = findings.length - problems;
-  const hidden = unread ? `${plural(unread, "source")} not readable` : "";
+  const starting = findings.filter((finding) => !finding.alert).length;
+  const unread = findings.length - problems - starting;
+  const hidden = [unread ? `${plural(unread, "source")} not readable` : "", starting ? "not all sources read yet" : ""].filter(Boolean).join(", ");
   if (problems) return `${plural(problems, "problem")} found${hidden && `, ${hidden}`}`;
   if (verdict === "ok") return status.watched.length ? "Healthy so far" : "Healthy";
   return `State unknown${hidden && `: ${hidden}`}`;
@@ -30,7 +31,7 @@ function item(finding, now) {
   const since = `${lasts}${finding.trend ? `, ${finding.trend}` : ""}`;
   return h(
     "li",
-    {},
+    { "data-key": `${finding.alert} ${finding.part} ${finding.reason}` },
     h("span", {}, mark(level), h("span", { class: "spoken" }, MARKS[level][1])),
     h("b", {}, finding.part || "this node"),
     h(
