@@ -39,6 +39,24 @@ NEVER = [
 ]
 
 
+WRONG = [
+    # Before systemd 254, `-n` takes the last lines of all, of which `-g` shows those that match
+    # (systemd/systemd#25147): none, with the releases of Ubuntu 22.04 and RHEL 8.
+    r"journalctl[^`]*? -g (?:'[^']*'|[^ `]+) -n",
+    # It stops the process, and waits for a thread in state D; tried with py-spy 0.4.3.
+    r"py-spy (?:dump|top) (?!--nonblocking)",
+    # GNU timeout waits until the process is gone, which a driver that hangs keeps in state D.
+    r"timeout \d+ nvidia-smi",
+]
+"""Commands that do not do what a step uses them for."""
+DISPLAYS = (
+    "MEMORY UTILIZATION ECC TEMPERATURE POWER CLOCK COMPUTE PIDS PERFORMANCE SUPPORTED_CLOCKS "
+    "PAGE_RETIREMENT ACCOUNTING ENCODER_STATS SUPPORTED_GPU_TARGET_TEMP VOLTAGE FBC_STATS "
+    "ROW_REMAPPER RESET_STATUS GSP_FIRMWARE_VERSION"
+)
+"""What `nvidia-smi -q -d` takes, by its own help (driver 535)."""
+
+
 def text_of(slug: str) -> str:
     """Return a runbook as one line."""
     return " ".join(render(all_symptoms()[slug]).split())
@@ -54,3 +72,23 @@ def test_right_advice_is_there(slug: str, said: str) -> None:
 def test_wrong_advice_is_gone(slug: str, said: str) -> None:
     """What does harm, or is wrong, is said no more."""
     assert not re.search(said, text_of(slug))
+
+
+@pytest.mark.parametrize("slug", all_symptoms())
+def test_commands_that_work(slug: str) -> None:
+    """A command that fails or hangs in the very case for which it is named is named nowhere."""
+    text = text_of(slug)
+    assert [found for wrong in WRONG for found in re.findall(wrong, text)] == []
+    displays = re.findall(r"nvidia-smi -q -d ([A-Z_,]+)", text)
+    assert {one for found in displays for one in found.split(",")} <= set(DISPLAYS.split())
+    # The driver resets no GPU that is open anywhere, and the agent has all of them open.
+    assert "--gpu-reset" not in text or re.search("release-gpus|`nccl-all-reduce-failed`", text)
+
+
+@pytest.mark.parametrize("slug", all_symptoms())
+def test_what_ends_no_training(slug: str) -> None:
+    """To drain is explained where it is said, as Kubernetes' own drain ends what runs."""
+    text = text_of(slug)
+    now, _, _ = text.partition("## Confirm")
+    said = bool(re.search(r"\b[Dd]rain", now.partition("## Meaning")[0]))
+    assert said == ("`kubectl cordon NODE`, as `kubectl drain` would end" in text)
