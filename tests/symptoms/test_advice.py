@@ -41,6 +41,7 @@ SAYS = [
     ("agent-gone", r"still make steps .* a power cycle ends them"),
     ("bad-link", r"when no job uses NVLink across nodes, `sudo systemctl restart nvidia-imex"),
     ("clock-unsynchronized", r"`chrony` on Debian and Ubuntu"),
+    ("slow-communication", r"`dshealthd probe --size 1G`.* Smaller sizes stay far below"),
     ("slow-communication", r"on Arm `iommu\.passthrough=1`"),
     ("shared-memory", r"half of the memory is the default"),
     ("nccl-timeout", r"Smaller ZeRO buckets against timeouts: .* take longer, not shorter"),
@@ -57,6 +58,7 @@ NEVER = [
 STEPS = [
     ("DshealthdFabricPortDown", "polling", "both ends of the cable"),
     ("DshealthdFabricPortDown", "link up", "`sminfo` on a"),
+    ("DshealthdFabricPortDown", "gone", "`lspci | grep"),
     ("DshealthdNetworkPortDegraded", "has receive errors", "reseat or replace the cable"),
     ("DshealthdNetworkPortDegraded", "discards packets, as with congestion", "`perfquery -x`"),
     ("DshealthdNetworkPortDegraded", "has lost a connection to a peer that", "`dshealthd jobs`"),
