@@ -70,7 +70,7 @@ STEPS = [
     ("DshealthdGpusUnwatched", "internal", "`journalctl -u dshealthd -n 50`"),
     ("DshealthdMaintenance", "operator: new cable", "`dshealthd maintenance off`"),
     ("DshealthdMaintenance", "slurm: new cable", "`scontrol update nodename=a state=resume`"),
-    ("DshealthdGpuRepairDue", "needs a reset to replace a bad memory row", "--gpu-reset"),
+    ("DshealthdGpuRepairDue", "needs a reset to replace a bad memory row", "; rm /run/dshealthd"),
     ("DshealthdGpuRepairDue", "its driver has logged Xid 121: errors", "Xid catalog"),
     ("DshealthdGpuRepairDue", "its infoROM is corrupted", "cut its power"),
     ("DshealthdGpuRepairDue", "Xid 31 recurs there in different jobs", "`dcgmi diag -r 3`"),
