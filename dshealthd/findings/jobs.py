@@ -56,9 +56,7 @@ def hangs(series: Series, _wall: float) -> Iterator[Sign]:
             continue
         named = ", ".join(f"rank {rank} {one.words}" for rank, one in found.culprits[:MOST_NAMED])
         case = next((str(one) for _, one in found.culprits), str(found.reason))
-        if case == HangClass.DESYNC:
-            case = "tie" if found.whole else "elsewhere"
-        elif case == Culprit.GONE:
+        if case == Culprit.GONE:
             named += _consequence(found)
         yield Sign(
             "DshealthdJobHang",

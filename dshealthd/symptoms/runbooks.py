@@ -23,6 +23,20 @@ _LABEL = re.compile(r"\s*\$labels\.(\w+)\s*")
 _FIELD = re.compile(r"\{(\w+)(?::[^{}]+)?\}")
 _PLACES = {"training_job": "JOB", "instance": "NODE:10061", "mig_uuid": "MIG"}
 """Placeholders for label values that differ from the label in capitals."""
+_NOTES = {
+    r"\b[Dd]rain": (
+        "*Drain*: no new job starts on the node, and those that run there go on. Slurm: "
+        "`scontrol update nodename=NODE state=drain reason=TEXT`; Kubernetes: `kubectl cordon "
+        "NODE`, as `kubectl drain` would end its pods. A reset, a reboot or a power cycle ends "
+        "whatever still runs there."
+    ),
+    r"(systemctl \w+|journalctl -u) dshealthd|`dshealthd (evidence|keys|maintenance)|py-spy": (
+        "In Kubernetes, the agent is a pod of the namespace `dshealthd`: `kubectl -n dshealthd "
+        "get pods -o wide`, `kubectl -n dshealthd logs POD`, `kubectl -n dshealthd exec POD -- "
+        "COMMAND`; a restart is `kubectl -n dshealthd delete pod POD`."
+    ),
+}
+"""What to know where first steps or remedies have these words."""
 _SEVERITIES = {
     "critical": "page",
     "warning": "ticket",
@@ -116,8 +130,12 @@ def _lines(symptom: Symptom) -> Iterator[str]:
         for name, texts in alerts.items():
             yield f"### {name}"
             yield from texts
-        if re.search("NODE|GPU|JOB|PART", str(alerts)):
-            yield "`NODE`, `GPU`, `JOB` and `PART` stand for the labels of the alert."
+        known = f"{alerts} {symptom.sections['Remedy']}"
+        notes = [note for words, note in _NOTES.items() if re.search(words, known)]
+        if re.search("NODE|GPU|JOB|PART", f"{alerts} {notes}"):
+            notes.insert(0, "`NODE`, `GPU`, `JOB` and `PART` stand for the labels of the alert.")
+        for note in notes:
+            yield note
             yield ""
     yield from _section("Remedy", symptom)
     yield from _section("Confirm", symptom)

@@ -68,13 +68,13 @@ def test_an_end_that_may_follow_from_another(size: int, unseen: str) -> None:
     assert sign.reason == "rank 1 is stopped (SIGSTOP)"
 
 
-@pytest.mark.parametrize(("size", "case"), [(2, "tie"), (4, "elsewhere")])
-def test_ranks_at_different_places_without_a_culprit(size: int, case: str) -> None:
-    """The first step is that for as many ahead as behind, or for ranks that other nodes see."""
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_at_different_places_without_a_culprit(size: int) -> None:
+    """None is named of as many ahead as behind, nor where other nodes see the others."""
     (sign,) = hangs(
         Series((), standstills={"run-1": standstill(HangClass.DESYNC, size=size)}), 100.0
     )
-    assert (sign.case, sign.part) == (case, "")
+    assert sign.part == ""
     assert "none is named" in sign.reason
 
 

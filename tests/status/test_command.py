@@ -94,7 +94,7 @@ def test_a_finding_leads_on(capsys: pytest.CaptureFixture[str]) -> None:
         run("status", f"127.0.0.1:{served.port}")
         said = capsys.readouterr().out
         assert "GPU 3: A GPU is lost to the driver" in said
-        assert "First step: drain n1 and reboot it" in said
+        assert "First step: drain n1, restart the job without it" in said
         (runbook,) = (line.split()[1] for line in said.splitlines() if "Runbook: " in line)
         assert runbook == f"http://127.0.0.1:{served.port}/runbooks/gpu-lost"
         asked = Request(host="127.0.0.1", port=served.port, path="/")
