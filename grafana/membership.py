@@ -48,9 +48,10 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "Member lists",
-            """Number of different member lists among the agents, by hash. Nodes with different
-            lists decline each other's rounds.""",
-            'count(count_values("hash", dshealthd_members_hash{@fleet}))',
+            """Number of different member lists among the agents, by hash; of several clusters, of
+            the one with most. Nodes with different lists decline each other's rounds.""",
+            """max(count by (cluster) (count_values by (cluster) ("hash",
+            dshealthd_members_hash{@fleet})))""",
             steps=((None, GREEN), (2, RED)),
             unknown=NO_PROBES,
         ),
