@@ -42,11 +42,11 @@ SERVED = "http://AGENT/runbooks/SLUG"
 AGENT = "AGENT"
 """Placeholder for an agent's address in the URL of the runbooks."""
 ANY_AGENT = (
-    '{{ with query "topk(1, dshealthd_build_info)" }}{{ . | first | label "instance" }}'
+    '{{ with query "dshealthd:fleet:agent" }}{{ . | first | label "instance" }}'
     "{{ else }}NODE:10061{{ end }}"
 )
-"""The address of an agent that answers. One query for each alert, each time it is evaluated: only
-where the alert is about no agent, or about one that is gone."""
+"""The address of an agent that answers, of which there is one series: each alert asks for it, each
+time it is evaluated, and where a thousand nodes are gone there are a thousand alerts."""
 OWN_AGENT = "{{ $labels.instance }}"
 OWN_OR_ANY_AGENT = (
     f"{{{{ with $labels.instance }}}}{{{{ . }}}}{{{{ else }}}}{ANY_AGENT}{{{{ end }}}}"
@@ -59,6 +59,9 @@ KEEP_FIRING = "2m"
 A restarting agent exports nothing for a scrape or a few, and takes longer to rediscover probes and
 jobs: without this, every page of its node would resolve and fire again.
 """
+MOST_RULES = 20
+"""Most rules of a group: Mimir's ruler refuses a group with more, unless told otherwise
+(`-ruler.max-rules-per-rule-group`)."""
 URGENT = "5s"
 """Evaluation interval of alerts that set none, whatever is global in a Prometheus."""
 AT_ONCE = frozenset({"none"})
@@ -121,8 +124,8 @@ _Dumper.add_representer(str, _text)
 
 
 def rules(symptoms: Iterable[Symptom], thresholds: int, runbooks: str = SERVED) -> str:
-    """Return the content of the alert rules' file: one group per component and interval, in the
-    order of COMPONENTS and of the symptoms.
+    """Return the content of the alert rules' file: groups by component and interval, in the order
+    of COMPONENTS and of the symptoms.
 
     `thresholds` is the number of thresholds that are shipped with the rules.
     """
@@ -145,8 +148,11 @@ def rules(symptoms: Iterable[Symptom], thresholds: int, runbooks: str = SERVED) 
 
 def _groups(groups: dict[tuple[int, str], list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
     for (component, every), found in sorted(groups.items()):
-        name = "-".join(filter(None, ("dshealthd", COMPONENTS[component], every)))
-        yield {"name": name, "interval": every or URGENT, "rules": found}
+        for start in range(0, len(found), MOST_RULES):
+            number = f"{start // MOST_RULES + 1}" if start else ""
+            name = "-".join(filter(None, ("dshealthd", COMPONENTS[component], every, number)))
+            rules = found[start : start + MOST_RULES]
+            yield {"name": name, "interval": every or URGENT, "rules": rules}
 
 
 def _finding_rules(

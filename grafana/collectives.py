@@ -130,6 +130,5 @@ def panels() -> list[dashboard.Panel]:
             files or are too large.""",
             'sum(dshealthd_nccl_inspector_files{@fleet,state!~"taken|elsewhere"})',
             steps=((None, GREEN), (1, ORANGE)),
-            unknown="no GPUs",
         ),
     ]

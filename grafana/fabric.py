@@ -215,7 +215,9 @@ def _domains() -> dashboard.Panel:
 
 def _errors() -> list[dashboard.Panel]:
     ports = grown("dshealthd_infiniband_port_errors_total{@nodes}")
-    links = grown_or_new("dshealthd_nvlink_errors_total{@nodes}")
+    links = grown_or_new(
+        "dshealthd_nvlink_errors_total{@nodes}", 'dshealthd_collector_up{@nodes,collector="nvlink"}'
+    )
     return [
         rows(
             "Ports with most errors",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from grafana import alerts, trends, trouble
 from grafana.board import NO_PROBES, Board, Row, Source, cluster, data_source
 from grafana.panels import GRAY, GREEN, ORANGE, PURPLE, RED, number, squares, timeline
-from grafana.queries import NODES, ROWS, SERIES, most, worst_of
+from grafana.queries import NODES, ROWS, SERIES, increase, most, worst_of
 from grafana.tables import NODE_COLUMN, Column, rows
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ STATES: States = {
 }
 STEPS: Steps = ((None, GRAY), (0, GREEN), (1, ORANGE), (2, RED), (3, PURPLE))
 ANY: Steps = ((None, GREEN), (1, RED))
+ANSWERING = "max by (cluster, instance) (up{@fleet})"
+"""1 for each node whose agent answers, 0 for others; also where two scrape jobs have it."""
 SEVERITY = "max by (cluster, node) (dshealthd:node:severity{@rules} or 3 + 0 * (up{@fleet} == 0))"
 """A node's state, a key of STATES."""
 
@@ -55,12 +57,12 @@ def _now(source: Source) -> list[dashboard.Panel]:
         number(
             "Nodes",
             "Nodes whose agent Prometheus scrapes, whether or not it answers.",
-            "count(up{@fleet})",
+            f"count({ANSWERING})",
         ),
         number(
             "Not answering",
             "Nodes whose agent did not answer the last scrape. Nothing else is known about them.",
-            "count(up{@fleet}) - sum(up{@fleet})",
+            f"count({ANSWERING}) - sum({ANSWERING})",
             steps=((None, GREEN), (1, PURPLE)),
         ),
         number(
@@ -88,11 +90,11 @@ def _now(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "Suspects",
-            f"""Nodes, GPUs, links and leaves that the probes suspect. “{NO_PROBES}”: no agent takes
-            part in probes.""",
-            "count(dshealthd:suspect:accusers{@rules}) or 0 * sum(dshealthd_probe_up{@fleet} == 1)",
+            """Nodes, GPUs, links and leaves that the probes suspect. “unknown”: no agent takes part
+            in probes, or Prometheus evaluates no rules.""",
+            f"""count(dshealthd:suspect:accusers{{@rules}}) or
+            0 * sum(dshealthd_probe_up{{@fleet}} == 1) * {alerts.RULES_LOADED}""",
             steps=((None, GREEN), (1, ORANGE)),
-            unknown=NO_PROBES,
         ),
         number(
             "GPUs not readable",
@@ -101,7 +103,6 @@ def _now(source: Source) -> list[dashboard.Panel]:
             """sum(dshealthd_gpus_expected{@fleet}) - (sum(dshealthd_node_gpus_up{@fleet}) or
             vector(0))""",
             steps=ANY,
-            unknown="no GPUs",
         ),
         alerts.firing(source, "@alerts", "@server", size=(16, 10)),
         alerts.by_rule(source, size=(8, 10)),
@@ -120,10 +121,11 @@ def _now(source: Source) -> list[dashboard.Panel]:
 
 
 def _probes(source: Source) -> list[dashboard.Panel]:
-    ended = "increase(dshealthd_probe_rounds_total{@fleet}[$__range])"
-    bad = """sum by (cluster, node)
-    (increase(dshealthd_probe_rounds_total{@fleet,outcome!~"ok|declined"}[$__range]))"""
-    worst_nodes = f"topk({ROWS}, {bad} or 0 * sum by (cluster, node) ({ended}))"
+    probing = "dshealthd_probe_up{@fleet}"
+    ended = increase("dshealthd_probe_rounds_total{@fleet}", probing)
+    bad = increase('dshealthd_probe_rounds_total{@fleet,outcome!~"ok|declined"}', probing)
+    worst_nodes = f"""topk({ROWS}, sum by (cluster, node) ({bad}) or
+    0 * sum by (cluster, node) ({ended}))"""
     matrix = rows(
         "Rounds by outcome",
         f"""Probe rounds in the time shown, by node and outcome: the {ROWS} nodes with the most

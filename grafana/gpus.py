@@ -35,7 +35,9 @@ SLOWED = (
 a GPU runs under full load.
 """
 XIDS = most("max", "gpu, pci, xid", "dshealthd_xid_last_timestamp_seconds{@node}")
-LINK_ERRORS = f"sum by (gpu, link) ({grown_or_new('dshealthd_nvlink_errors_total{@gpus}')})"
+NVLINK_READ = 'dshealthd_collector_up{@node,collector="nvlink"}'
+LINK_ERRORS = f"""sum by (gpu, link)
+({grown_or_new("dshealthd_nvlink_errors_total{@gpus}", NVLINK_READ)})"""
 BAD_LINKS = f"""(topk({ROWS}, {LINK_ERRORS} > 0) or max by (gpu, link) (dshealthd_nvlink_up{{@gpus}}
 == 0 and max_over_time(dshealthd_nvlink_up{{@gpus}}[$__range]) == 1))"""
 

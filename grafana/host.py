@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from grafana import ports
 from grafana.board import Row, Source
 from grafana.panels import BLUE, ORANGE, RED, UP, YELLOW, graph
-from grafana.queries import ROWS, most
+from grafana.queries import ROWS, increase, most
 from grafana.tables import Column, rows
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ def board_rows(source: Source) -> list[Row]:
 
 def _kernel(source: Source) -> list[dashboard.Panel]:
     limits = source.limits
+    events = "dshealthd_kernel_events_total{@node}"
+    logged = increase(events, 'dshealthd_collector_up{@node,collector="kernel_log"}')
     return [
         graph(
             "Memory",
@@ -68,14 +70,12 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
                 Column("Device", "device"),
                 Column(
                     "Since boot",
-                    expr=most("max", "event, device", "dshealthd_kernel_events_total{@node} > 0"),
+                    expr=most("max", "event, device", f"{events} > 0"),
                 ),
                 Column(
                     "In the time shown",
-                    expr=f"""round(max by (event, device)
-                    (increase(dshealthd_kernel_events_total{{@node}}[$__range]))) and on (event,
-                    device) topk({ROWS}, max by (event, device)
-                    (dshealthd_kernel_events_total{{@node}} > 0))""",
+                    expr=f"""round(max by (event, device) ({logged})) and on (event, device)
+                    topk({ROWS}, max by (event, device) ({events} > 0))""",
                     steps=((None, BLUE), (1, ORANGE)),
                 ),
             ],
@@ -130,7 +130,6 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
                     steps=((None, BLUE), (limits["orphan_listener_seconds"], YELLOW)),
                 ),
             ],
-            unknown="none",
         ),
         graph(
             "TCP limits",
@@ -246,6 +245,7 @@ def _storage(source: Source) -> list[dashboard.Panel]:
 
 
 def _agent() -> list[dashboard.Panel]:
+    failures = increase("dshealthd_worker_failures_total{@node}", "up{@node}", "10m")
     return [
         rows(
             "Versions",
@@ -300,7 +300,7 @@ def _agent() -> list[dashboard.Panel]:
             "Worker failures",
             "Worker processes given up in ten minutes, by reason.",
             (
-                "sum by (worker, reason) (increase(dshealthd_worker_failures_total{@node}[10m]))",
+                f"sum by (worker, reason) ({failures})",
                 "{{worker}} {{reason}}",
             ),
         ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from grafana.board import NO_PROBES, Source
 from grafana.panels import GREEN, ORANGE, RED, YELLOW, graph, node_link, number
-from grafana.queries import ROWS, SERIES, worst_of
+from grafana.queries import ROWS, SERIES, increase, worst_of
 from grafana.tables import NODE_COLUMN, Column, rows
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def _named(peers: str) -> str:
 def panels(source: Source) -> list[dashboard.Panel]:
     """Return the panels about members of the probes, their clocks and disagreements."""
     clocks = 'dshealthd_probe_clock_offset_seconds{@nodes,statistic="median"}'
+    probing = "dshealthd_probe_up{@nodes}"
+    confirmed = increase("dshealthd_probe_confirmations_total{@nodes}", probing, "1h")
     bad = ((None, GREEN), (1, ORANGE))
     disagree = """(max by (cluster, node, peer, reason) (dshealthd_probe_peer_disagrees{@nodes}) ==
     1)"""
@@ -48,17 +50,17 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "Member lists",
-            """Number of different member lists among the agents, by hash. Nodes with different
-            lists decline each other's rounds.""",
-            'count(count_values("hash", dshealthd_members_hash{@fleet}))',
+            """Number of different member lists among the agents, by hash; of several clusters, of
+            the one with most. Nodes with different lists decline each other's rounds.""",
+            """max(count by (cluster) (count_values by (cluster) ("hash",
+            dshealthd_members_hash{@fleet})))""",
             steps=((None, GREEN), (2, RED)),
             unknown=NO_PROBES,
         ),
         number(
             "Confirmations",
             "Extra rounds per hour to confirm or clear suspicions.",
-            """sum(increase(dshealthd_probe_confirmations_total{@nodes}[1h])) or 0 *
-            sum(dshealthd_probe_up{@nodes})""",
+            f"sum({confirmed}) or 0 * sum({probing})",
             unknown=NO_PROBES,
         ),
         number(

@@ -57,16 +57,16 @@ def _overview(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "GPUs not readable",
-            "GPUs on the PCI bus that cannot be read through the driver.",
+            """GPUs on the PCI bus that cannot be read through the driver. “unknown”: there is none,
+            or the agent does not answer.""",
             "sum(dshealthd_gpus_expected{@node}) - (sum(dshealthd_gpu_up{@node}) or vector(0))",
             steps=((None, GREEN), (1, RED)),
-            unknown="no GPUs",
         ),
         number(
             "Ports not up",
-            "InfiniBand and RoCE ports that are not active, including uncabled ones.",
+            """InfiniBand and RoCE ports that are not active, including uncabled ones. “unknown”:
+            there is none, or the agent does not answer.""",
             "count(dshealthd_infiniband_port_up{@node}) - sum(dshealthd_infiniband_port_up{@node})",
-            unknown="no ports",
         ),
         number(
             "Score",
@@ -74,7 +74,6 @@ def _overview(source: Source) -> list[dashboard.Panel]:
             peers. 1 is usual, 1.2 a fifth slower.""",
             "max(dshealthd_probe_score_ratio{@node})",
             steps=((None, GREEN), (source.limits["fleet_score_ratio"], ORANGE)),
-            unknown="no probes",
         ),
         number(
             "Failing collectors",

@@ -47,13 +47,10 @@ def panels(source: Source) -> list[dashboard.Panel]:
             "InfiniBand errors",
             f"""Errors per minute by kind: the {SERIES} highest now. The alerts have a threshold for
             each kind. Kinds that end with flush_error also grow when a job ends.""",
-            (
-                worst(
-                    "max",
-                    "device, port, type",
-                    "60 * rate(dshealthd_infiniband_port_errors_total{@node}[$__rate_interval])",
-                ),
-                "{{device}} {{type}}",
+            worst_line(
+                "max",
+                "device, port, type",
+                "60 * rate(dshealthd_infiniband_port_errors_total{@node}[$__rate_interval])",
             ),
         ),
         graph(

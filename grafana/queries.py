@@ -108,8 +108,23 @@ def grown(selector: str) -> str:
     return f"(({selector} > 0) - {selector} offset $__range > 0)"
 
 
-def grown_or_new(selector: str) -> str:
-    """Like `grown`, for counters that are exported only once they are above 0: one that did not
-    exist at the beginning of the time shown has grown from 0.
+def grown_or_new(selector: str, source: str) -> str:
+    """Like `grown`, for counters that are exported only once they are above 0, see `new`."""
+    return f"({grown(selector)} or {new(selector, source)})"
+
+
+def increase(selector: str, source: str, over: str = "$__range") -> str:
+    """Return an expression for how much counters have grown, also those that are exported only once
+    they are above 0, see `new`: PromQL's `increase` does not know that they began at 0.
     """
-    return f"({grown(selector)} or ({selector} > 0 unless {selector} offset $__range))"
+    return f"({new(selector, source, over)} or increase({selector}[{over}]))"
+
+
+def new(selector: str, source: str, over: str = "$__range") -> str:
+    """Return an expression for counters above 0 that did not exist at the beginning of a time, and
+    so have grown from 0, where `source` was 1 then: it says that they would have been exported.
+    """
+    return (
+        f"({selector} > 0 unless {selector} offset {over} "
+        f"and on (cluster, instance) {source} offset {over} == 1)"
+    )

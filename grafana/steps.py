@@ -28,7 +28,9 @@ def panels(source: Source) -> list[dashboard.Panel]:
     seconds = f"max by ({RANK}) (dshealthd_job_step_seconds{{@jobs}})"
     ratio = f"""{seconds} / on ({JOB}) group_left () quantile by ({JOB}) (0.5,
     dshealthd_job_step_seconds{{@jobs}})"""
-    rate = f"max by ({JOB}) (60 * rate(dshealthd_job_step{{@jobs}}[$__rate_interval]))"
+    # Not `rate`: a job that resumes from a checkpoint goes back, which is no counter's reset.
+    rate = f"""clamp_min(max by ({JOB})
+    (60 * deriv(dshealthd_job_step{{@jobs}}[$__rate_interval])), 0)"""
     waiting = f"""max by ({RANK}) (dshealthd_job_step_wait_seconds{{@jobs}}) / max by ({RANK})
     (dshealthd_job_step_wait_seconds{{@jobs}} + dshealthd_job_step_work_seconds{{@jobs}})"""
     spent = "dshealthd_job_time_seconds{@jobs}"

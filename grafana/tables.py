@@ -45,7 +45,7 @@ def rows(
     *,
     sort: tuple[str, bool] | None = None,
     matrix: tuple[str, str] | None = None,
-    unknown: str = "none",
+    unknown: str = "none known",
     size: tuple[int, int] = (8, 8),
 ) -> dashboard.Panel:
     """Return a table; `sort` is a column's title and whether it descends, `unknown` the text of a

@@ -33,8 +33,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         graph(
             "Nodes answering",
             "Nodes whose agent answers, against all that are scraped.",
-            ("sum(up{@fleet})", "answering"),
-            ("count(up{@fleet})", "targets"),
+            ("sum(max by (cluster, instance) (up{@fleet}))", "answering"),
+            ("count(max by (cluster, instance) (up{@fleet}))", "targets"),
             limits=["targets"],
         ),
         graph(

@@ -63,7 +63,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
                 Column(
                     "Share",
                     expr=f"""topk({SERIES}, count by (cluster, leaf) (group by (cluster, leaf, node)
-                    ({of_leaves})) / count by (cluster, leaf) (up{{@fleet,leaf!=""}}))""",
+                    ({of_leaves})) / count by (cluster, leaf) (group by (cluster, leaf, node)
+                    (up{{@fleet,leaf!=""}})))""",
                     unit="percentunit",
                     steps=((None, GREEN), (0.5, RED)),
                 ),

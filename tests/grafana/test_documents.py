@@ -220,6 +220,16 @@ def test_panels(uid: str) -> None:
             assert panel["options"]["reduceOptions"]["calcs"] == ["lastNotNull"]
 
 
+def test_a_node_without_an_answer_is_not_well() -> None:
+    """Of a node whose agent is down nothing is known: that it has no GPUs or no faults would be."""
+    said = {
+        panel["fieldConfig"]["defaults"]["noValue"]
+        for panel in panels(documents()["dshealthd-node"])
+        if panel["type"] in {"stat", "table"}
+    }
+    assert said == {"unknown", "none known"}
+
+
 @pytest.mark.parametrize("uid", documents())
 def test_queries(uid: str) -> None:
     """A query parses; rates are taken over Grafana's own interval. Its selectors choose cluster,

@@ -140,7 +140,7 @@ def pruned(file: Path, directory: Path) -> Path:
     for _, rule in rule_groups():
         name = rule.get("record") or rule["alert"]
         rules[name] = f"{rules[name]}\nor\n{rule['expr']}" if name in rules else rule["expr"]
-        quoted[name] = set(_RECORD.findall(rule.get("annotations", {}).get("description", "")))
+        quoted[name] = set(_RECORD.findall(" ".join(rule.get("annotations", {}).values())))
     waiting = list(rules if whole else wanted & rules.keys())
     needed: set[str] = set()
     while waiting:

@@ -264,6 +264,23 @@ def test_tests_name_alerts_that_exist() -> None:
     assert {expected.alert for scene in SCENES for expected in scene} <= ALERTS.keys() | findings
 
 
+ASKED = re.compile(r'query "([^"]*)"')
+
+
+def test_no_link_reads_every_agent() -> None:
+    """Each alert renders its link each time it is evaluated, and where a thousand nodes are gone
+    there are a thousand alerts: an agent to link to is one series.
+    """
+    texts = {text for _, rule in rule_groups() for text in rule.get("annotations", {}).values()}
+    asked = {query for text in texts for query in ASKED.findall(text)}
+    assert asked == {"dshealthd:fleet:agent"}
+
+
+def test_groups_are_as_small_as_mimir_wants() -> None:
+    """Mimir's ruler refuses a group of more than 20 rules, unless told otherwise."""
+    assert [group["name"] for group in GROUPS if len(group["rules"]) > 20] == []
+
+
 def test_names_are_unique() -> None:
     """An alert's name belongs to one symptom."""
     names = Counter(
