@@ -471,18 +471,20 @@ class Heartbeat(Position):
         *,
         optimizer_files: int | None = None,
         node_local: bool = False,
+        deepspeed: bool = False,
     ) -> None:
         """Report that a checkpoint was saved in `directory`; `attach(engine)` does this by itself.
 
-        The agent then checks, with the rights of this process's user, that the next one has enough
-        space and that this one is complete. A path longer than about 480 bytes is not reported, nor
-        is a relative path whose working directory was removed.
+        The agent then shows the space that is left there. Of `deepspeed`'s it also checks, with the
+        rights of this process's user, that the next one has enough space and that this one is
+        complete. A path longer than about 480 bytes is not reported, nor is a relative path whose
+        working directory was removed.
         """
         self._saves += 1
         with contextlib.suppress(ValueError, ArithmeticError, OSError):
             place = os.path.abspath(directory)
             self._page.write_note(
-                encode_saved(Saved(place, self._saves, optimizer_files, node_local))
+                encode_saved(Saved(place, self._saves, optimizer_files, node_local, deepspeed))
             )
 
     def close(self) -> None:
