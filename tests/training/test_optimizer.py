@@ -143,6 +143,23 @@ def test_any_optimizer_that_is_replaced(unchanged: Heartbeat, agents_end: Agents
     assert not unchanged.closed
 
 
+def test_any_optimizer_that_is_done(unchanged: Heartbeat, agents_end: AgentsEnd) -> None:
+    """One that makes no step any more, though it is kept, as after a warm-up or in a sweep, leaves
+    its place to another after ten steps of that one; not to one that steps between its own.
+    """
+    warmup, main, beside = Trial(), Trial(), Trial()
+    for _ in range(3):
+        warmup.step()
+        for _ in range(9):
+            main.step()
+    assert agents_end.message().step == 3
+    for step in (4, 5, 6):
+        main.step()
+        beside.step()
+        assert agents_end.message().step == step
+    assert not unchanged.closed
+
+
 def test_optimizer_that_deepspeed_steps(
     unchanged: Heartbeat, agents_end: AgentsEnd, trial: Trial, caplog: pytest.LogCaptureFixture
 ) -> None:
