@@ -559,7 +559,7 @@ def test_a_rank_that_goes_on_after_the_others() -> None:
     """
     done = {"ended": ExitKind.ENDED, "ended_at": 0.0, "state": ThreadState.GONE}
     busy = changed(WAITS, stage=INPUT, cpu=1.0, thread_cpu=1.0, silence=PATIENCE + 1)
-    states = [busy, *(replace(rank, **done) for rank in ranks()[1:])]
+    states = [busy, *(changed(rank, **done) for rank in ranks()[1:])]
     assert judge("run-1", states, 1000.0) is None
     idle = replace(busy, cpu=0.0, thread_cpu=0.0)
     assert judge("run-1", [idle, *states[1:]], 1000.0, lambda: Work(computes=True)) is None
