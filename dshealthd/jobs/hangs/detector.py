@@ -27,7 +27,7 @@ SLACK = 3.0
 """Most intervals between two checks that count as silence; time beyond that is ignored."""
 AT_WORK = 30.0
 """Seconds for which a silent job counts as at work after it was last seen to be: evaluations wait
-for data, and samples are moments.
+for data, simulators for each other, and samples are moments.
 """
 AGAIN_AFTER = 5.0
 """Seconds between reports of a lasting suspicion; a running job completes a step in between."""
@@ -59,8 +59,8 @@ class HangDetector:
         )
         self._found: Mapping[str, Standstill] = {}
         """Standstills by job, as of the last check."""
-        self._worked: dict[str, tuple[float, Work]] = {}
-        """When each silent job was last seen at work, and what showed it."""
+        self._worked: dict[tuple[str, str], tuple[float, str | bool]] = {}
+        """When each silent job was last seen at work, and what showed it, by field of `Work`."""
         self.jobs: Mapping[str, Sequence[RankState]] = {}
         """The ranks of each job, as of the last check."""
         self.standstills: Mapping[str, Standstill] = {}
@@ -91,15 +91,18 @@ class HangDetector:
         }
         self.standstills = {job: still for job, still in found.items() if job in self._found}
         self._found = found
-        self._worked = {job: seen for job, seen in self._worked.items() if job in self.jobs}
+        self._worked = {of: seen for of, seen in self._worked.items() if of[0] in self.jobs}
 
     def _seen(self, job: str) -> Work:
         """Return the work of a job that stands still, now or a moment ago."""
         now, work = self._monotonic(), self._work(job)
-        if work.says:
-            self._worked[job] = now, work
-        at, last = self._worked.get(job, (now, work))
-        return last if now - at <= AT_WORK else work
+        for name in ("says", "computes"):
+            if seen := getattr(work, name):
+                self._worked[job, name] = now, seen
+            at, seen = self._worked.get((job, name), (-math.inf, seen))
+            if now - at <= AT_WORK:
+                work = work._replace(**{name: seen})
+        return work
 
     def close(self) -> None:
         """Release the processes that the detector watches."""

@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.hangs.classes import HangClass
@@ -26,8 +28,11 @@ PID = 1 << 23
 STEP = 2.0
 
 
-async def test_a_job_at_work_teaches_nothing(tmp_path: Path) -> None:
-    """A job whose GPUs compute is in a pause, also between two samples that show it."""
+@pytest.mark.parametrize("at_work", [Work("its GPUs compute"), Work(computes=True)])
+async def test_a_job_at_work_teaches_nothing(tmp_path: Path, at_work: Work) -> None:
+    """A job whose GPUs or child processes compute is in a pause, also between two samples that show
+    it.
+    """
     place = launch({**TORCH, "RANK": "0", "WORLD_SIZE": "1"})
     assert place is not None
     process = TrainingProcess(PID, 1, 1, JOB, place, TORCH)
@@ -60,7 +65,7 @@ async def test_a_job_at_work_teaches_nothing(tmp_path: Path) -> None:
     sent = [clock[0]]
     for _ in range(30):
         look(moves=True)
-    work[0] = Work("its GPUs compute")
+    work[0] = at_work
     still(FLOOR + 100.0)
     assert detector.standstills[JOB].reason is HangClass.WORKING
     work[0] = Work()
