@@ -116,6 +116,12 @@ class Standstill:
         """The cause of the standstill in words."""
         if self.reason is HangClass.WORKING and self.work.says:
             return f"no step, but {self.work.says}"
+        if self.reason is HangClass.WAITING and all(
+            rank.stage is StepStage.INPUT and not rank.collective and rank.rank not in self.waiting
+            for rank in self.ranks
+            if rank.ended is None
+        ):
+            return "its ranks here are between two steps, and in no collective"
         return explain(self.reason, named=bool(self.culprits), whole=self.whole)
 
 

@@ -401,6 +401,10 @@ def test_idle_ranks_alone() -> None:
     idle = [replace(rank, stage=INPUT, silence=IDLE_FOR + 1) for rank in ranks()]
     still = found(idle)
     assert (still.reason, still.hold, still.is_pause) == (HangClass.IDLE, HOLD, True)
+    for late in ([replace(rank, silence=PATIENCE + 1) for rank in idle[:n]] for n in (1, 2, 3)):
+        still = found(late)
+        assert still.shown
+        assert still.explanation == "its ranks here are between two steps, and in no collective"
 
 
 def test_a_rank_whose_gpu_does_nothing() -> None:
