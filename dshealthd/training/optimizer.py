@@ -95,8 +95,8 @@ class AnyOptimizer:
 
     When the optimizer is gone, the next that steps takes its place, with its model; so does one
     that makes SUCCEEDS steps while it makes none, as after a warm-up. To find a model takes long,
-    so a program that keeps making optimizers has its models searched for at times only; the steps
-    of those in between have no stages.
+    so a program that keeps making optimizers has its models searched for at times only; steps until
+    then have no stages.
     """
 
     def __init__(self, heartbeat: Heartbeat) -> None:
@@ -105,6 +105,8 @@ class AnyOptimizer:
         self._engine_drives = False
         self._model: Callable[[], Any] | None = None
         self._in_model = heartbeat.installed.part()
+        self._is_searched = False
+        """Whether the main optimizer's model has been searched for."""
         self._searched, self._took = -math.inf, 0.0
         """When the last search for a model ended, and how long it took."""
         self._other: weakref.ref[Any] | None = None
@@ -119,7 +121,7 @@ class AnyOptimizer:
 
     def __call__(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
         """Report an optimizer's step: torch calls this after each step of any."""
-        if self._main is not None and self._main() is optimizer:
+        if self._is_searched and self._main is not None and self._main() is optimizer:
             self._heartbeat.step()
         else:
             _stepped(self._heartbeat, self, optimizer)
@@ -127,8 +129,11 @@ class AnyOptimizer:
     def reports(self, optimizer: Any) -> bool:
         """Return whether the steps of this optimizer are the job's."""
         main = self._main() if self._main is not None else None
-        if main is optimizer or self._engine_drives:
-            return main is optimizer
+        if self._engine_drives:
+            return False
+        if main is optimizer:
+            self._follow_model(optimizer)
+            return True
         if main is not None and not self._succeeds(optimizer):
             return False
         if _driven_by_engine():
@@ -165,13 +170,15 @@ class AnyOptimizer:
     def _follow_model(self, optimizer: Any) -> None:
         """Report the stages of the model that an optimizer trains, and of none before it."""
         followed = self._model() if self._model is not None else None
-        if followed is not None and trains(optimizer, followed):
+        self._is_searched = followed is not None and trains(optimizer, followed)
+        if self._is_searched:
             return
         self._model = None
         self._in_model.undo()
         now = time.monotonic()
         if (now - self._searched) * step_timer.SHARE < self._took:
             return
+        self._is_searched = True
         model = find(optimizer)
         self._searched = time.monotonic()
         self._took = self._searched - now
