@@ -30,6 +30,7 @@ from dshealthd.linux.process import TICKS, open_files
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.socket_owners import parse_inode
 from dshealthd.linux.socket_waits import peers_awaited, ports_served
+from dshealthd.linux.starvation import parse_run_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +56,7 @@ SOCKETS = gauge(
 CHILDREN = gauge(
     "dshealthd_job_children_cpu_cores",
     "CPU cores that child processes of the job's ranks on this node, such as compilers and "
-    "data loaders, used since the previous sample.",
+    "data loaders, used since the previous sample, or that one of them was ready to use.",
     "training_job",
 )
 TROUBLE = gauge(
@@ -89,7 +90,7 @@ CPU = gauge(
     "that a thread waited for a CPU. Absent while a signal or a debugger stops the process.",
     *("training_job", "rank", "threads"),
 )
-_MAIN, _ALL = "main", "all"
+_MAIN, _ALL, _READY = "main", "all", "ready"
 WATCHDOG = gauge(
     "dshealthd_job_watchdog_seconds",
     "Time after which the job's own watchdog ends it if a collective does not complete, from "
@@ -265,6 +266,10 @@ class JobActivity(Collector):
             ticks = stat.children_ticks + (stat.cpu_ticks if process.pid in children else 0)
             count(FILES, process.key, moved)
             count(CHILDREN, process.key, ticks / TICKS)
+            if process.pid in children:
+                with contextlib.suppress(OSError, ValueError, ArithmeticError):  # no schedstat
+                    waited = parse_run_queue(read_bytes(f"{place}/schedstat")).waiting
+                    count(_READY, process.key, stat.cpu_ticks / TICKS + waited)
         for where, (moved_there, new) in (sockets or {}).items():
             count(SOCKETS, where, moved_there, new=new)
         if sockets is not None and not sockets:
@@ -277,6 +282,8 @@ class JobActivity(Collector):
                 if key in ranks and (which, key) in before:
                     least = wanted.get(key, 0.0) if which == _ALL else 0.0
                     took[ranks[key], which].append(max(seconds - before[which, key], least))
+        if rises[CHILDREN]:
+            rises[CHILDREN] = [max(sum(rises[CHILDREN]), *rises[_READY], 0.0)]
         if elapsed:
             rates = {what: max(sum(rise), 0.0) / elapsed for what, rise in rises.items() if rise}
             for metric in (FILES, SOCKETS, CHILDREN):

@@ -44,7 +44,8 @@ PATIENCE = gauge(
 )
 CULPRIT = gauge(
     "dshealthd_job_hang_culprit_info",
-    "1 for a rank on this node that the others wait for: stopped, traced (in a debugger), gone, "
+    "1 for a rank on this node that the others wait for: stopped, traced (in a debugger), prompt "
+    "(waits for input from a terminal), gone, "
     "blocked in the kernel or in a checkpoint. If all ranks of the job are on this node, also "
     "paused (unlike the other ranks), input (between steps), behind or ahead. At most 8 per job.",
     *_RANK,

@@ -72,7 +72,8 @@ WAIT_SECONDS = gauge(
     "dshealthd_job_step_wait_seconds",
     "Time of a step in which the rank waited for other ranks, in collectives, sends and "
     "receives: mean over about 30 s. Absent if no wait is seen. role is empty, or the stage of "
-    "a pipeline; source is the clock: host, or device (CUDA events).",
+    "a pipeline, which is the place in the group in which ranks send to each other; source is "
+    "the clock: host, or device (CUDA events).",
     *_RANK,
     *("role", "source"),
 )

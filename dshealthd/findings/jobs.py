@@ -48,13 +48,11 @@ Launchers leave ranks at least that long before SIGKILL (torchrun, DeepSpeed, Sl
 def hangs(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs in which no rank here makes progress."""
     for job, found in series.standstills.items():
+        named = ", ".join(f"rank {rank} {one.words}" for rank, one in found.culprits[:MOST_NAMED])
         if found.reason is HangClass.DEBUGGER:
-            alert, name = "DshealthdRankInDebugger", "job_hang_culprit_info"
-            held = ranks_named([str(rank) for rank, _ in found.culprits])
-            yield Sign(alert, held, job=job, source=name)
+            yield Sign("DshealthdRankInDebugger", named, job=job, source="job_hang_culprit_info")
         if not found.shown:
             continue
-        named = ", ".join(f"rank {rank} {one.words}" for rank, one in found.culprits[:MOST_NAMED])
         case = next((str(one) for _, one in found.culprits), str(found.reason))
         if case == Culprit.GONE:
             named += _consequence(found)

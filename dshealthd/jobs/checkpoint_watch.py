@@ -71,8 +71,8 @@ class CheckpointWatch:
         """
         before, self.free = self.free, root.free(saved.directory)
         place = f"{saved.directory}/{POINTER}"
-        status = root.stat(place)
-        if status is None:  # a job without DeepSpeed
+        status = root.stat(place) if saved.is_deepspeed else None
+        if status is None:
             self._forget()
             return
         newest = _Pointed(saved.directory, read_tag(root, place), status.st_mtime_ns)

@@ -19,6 +19,10 @@ _NATURAL = re.compile(r"[0-9]{1,12}")
 MAX_VALUE = 4096
 """Bytes; PATH_MAX. Launchers set no longer values, so these are left out."""
 _SCHEDULERS = (("slurm", "SLURM_JOB_ID"), ("pbs", "PBS_JOBID"), ("lsf", "LSB_JOBID"))
+_JOB_ID = re.compile(r"([0-9]{1,12})(?:\[([0-9]{0,12})\])?(?:\..*)?", re.DOTALL)
+"""Number and element of an array in a job's id, which PBS writes as `77[3].server`."""
+_ELEMENT = "LSB_JOBINDEX"
+"""Element of LSF's arrays, whose jobs share LSB_JOBID; 0 for a job of no array."""
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 """Variables that all ranks of a run must share."""
 MPI_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
@@ -116,8 +120,9 @@ _RANKS = {
 }
 
 ALLOWED = frozenset(itertools.chain(
-    *_RANKS.values(), (name for _, name in _SCHEDULERS), RENDEZVOUS, MPI_JOBS, _PLACES, _DEEPSPEED,
-    _WATCHDOGS, _OTHER_VARIABLES, _HELD, (_HELD_BY_POD,), _FLIGHT_RECORDER, NCCL_COMMON, _NCCL,
+    *_RANKS.values(), (name for _, name in _SCHEDULERS), (_ELEMENT,), RENDEZVOUS, MPI_JOBS, _PLACES,
+    _DEEPSPEED, _WATCHDOGS, _OTHER_VARIABLES, _HELD, (_HELD_BY_POD,), _FLIGHT_RECORDER, NCCL_COMMON,
+    _NCCL,
 ))  # fmt: skip
 """The variables that are kept. A variable added here must not be able to hold a secret."""
 
@@ -193,11 +198,15 @@ def watchdog_seconds(environment: Mapping[str, str], told: int) -> int:
 
 
 def scheduler_job(environment: Mapping[str, str]) -> str | None:
-    """Return the scheduler's name of the job, such as `slurm-123`; None if it has none."""
+    """Return the scheduler's name of the job, such as `slurm-123`, or `pbs-123-4` for an element of
+    an array, which is a job of its own; None if it has none.
+    """
     for scheduler, name in _SCHEDULERS:
-        number = environment.get(name, "").partition(".")[0].partition("[")[0]
-        if natural(number) is not None:
-            return f"{scheduler}-{number}"
+        if match := _JOB_ID.fullmatch(environment.get(name, "")):
+            number, element = match.groups()
+            if scheduler == "lsf" and natural(environment.get(_ELEMENT)):
+                element = environment[_ELEMENT]
+            return f"{scheduler}-{number}" + (f"-{element}" if element else "")
     return None
 
 

@@ -139,6 +139,7 @@ def _saved(
         save_dir,
         optimizer_files=_optimizer_files(engine),
         node_local=node_local is not None and node_local(),
+        deepspeed=True,
     )
 
 

@@ -160,6 +160,11 @@ class Heartbeat(Position):
       but their mean is right, because launching blocks when the device's queue is full.
     """
 
+    _exchanges: int | None = None
+    """Place of this rank in the group in which it has sent or received in this step."""
+    _place: int | None = None
+    """The same in the last measured step: the stages of a plain pipeline, whose work may differ."""
+
     def __init__(self, *, step: int = 0, reports: bool = False) -> None:
         """Prepare. `step` counts the steps of earlier runs, `reports` is whether rank 0 prints at
         its exit where its time went.
@@ -204,7 +209,9 @@ class Heartbeat(Position):
         there after the optimizer was made.
         """
         self.pipeline_stage: int | None = None
-        """The stage of the pipeline that this rank computes; None without a pipeline."""
+        """The stage of the pipeline that this rank computes, as its engine says; None without an
+        engine of a pipeline.
+        """
         self.skipped: int | None = None
         """Steps skipped so far; None if unknown."""
         self.loss_scale: float | None = None
@@ -249,6 +256,8 @@ class Heartbeat(Position):
         now = monotonic()
         self._counted += steps - self.steps - 1  # which this process has not made
         self.steps = steps
+        if self.measures:
+            self._place, self._exchanges = self._exchanges, None
         # Inside a pause the duration is unknown: the pause has not ended.
         if self._ended is None:
             self._first = now, steps
@@ -413,6 +422,11 @@ class Heartbeat(Position):
         self._page.wait(0, self._waits)
 
     @never_raise
+    def exchanged(self, group: Any) -> None:
+        """Report that this rank sends to a single other one of a group, or receives from one."""
+        self._exchanges = group.rank()
+
+    @never_raise
     def loss(self, loss: Any) -> None:
         """Report the loss, a number or a tensor with one element.
 
@@ -471,18 +485,20 @@ class Heartbeat(Position):
         *,
         optimizer_files: int | None = None,
         node_local: bool = False,
+        deepspeed: bool = False,
     ) -> None:
         """Report that a checkpoint was saved in `directory`; `attach(engine)` does this by itself.
 
-        The agent then checks, with the rights of this process's user, that the next one has enough
-        space and that this one is complete. A path longer than about 480 bytes is not reported, nor
-        is a relative path whose working directory was removed.
+        The agent then shows the space that is left there. Of `deepspeed`'s it also checks, with the
+        rights of this process's user, that the next one has enough space and that this one is
+        complete. A path longer than about 480 bytes is not reported, nor is a relative path whose
+        working directory was removed.
         """
         self._saves += 1
         with contextlib.suppress(ValueError, ArithmeticError, OSError):
             place = os.path.abspath(directory)
             self._page.write_note(
-                encode_saved(Saved(place, self._saves, optimizer_files, node_local))
+                encode_saved(Saved(place, self._saves, optimizer_files, node_local, deepspeed))
             )
 
     def close(self) -> None:
@@ -603,13 +619,17 @@ class Heartbeat(Position):
         self._passes = 0
         return self._forward_passes() != before
 
+    @property
+    def _role(self) -> int | None:
+        return self._place if self.pipeline_stage is None else self.pipeline_stage
+
     def _forward_passes(self) -> int:
         """Return how many forward passes are usual in a step.
 
         0 in a pipeline, whose stages are at different micro-batches by design, and in a training
         whose steps have now more and now fewer: there the numbers of two ranks say nothing.
         """
-        return 0 if self.pipeline_stage is not None or self._alike < ALIKE else self._usual_passes
+        return 0 if self._role is not None or self._alike < ALIKE else self._usual_passes
 
     def _write_first(self) -> None:
         """Write the heartbeat's first message: a rank may hang before its first step ends."""
@@ -654,7 +674,7 @@ class Heartbeat(Position):
             wait_seconds=self._step_timer.wait.value,
             work_seconds=self._step_timer.work.value,
             wait_source=WaitSource.DEVICE if self._step_timer.device == "cuda" else WaitSource.HOST,
-            pipeline_stage=self.pipeline_stage,
+            pipeline_stage=self._role,
             forward_passes=self._forward_passes(),
             totals=self._step_timer.totals,
             evaluation_seconds=self._evaluation or None,

@@ -29,6 +29,11 @@ log = logging.getLogger("dshealthd.training")
 _ENGINE = f"{os.sep}deepspeed{os.sep}runtime{os.sep}"
 _FRAMES = 12
 """Stack frames searched for DeepSpeed."""
+SUCCEEDS = 10
+"""Steps of another optimizer, without one of the first, from which on it is the one that trains: a
+GAN's discriminator makes five for each of its generator (https://arxiv.org/abs/1704.00028). They
+are counted, so that all ranks change at the same step.
+"""
 
 
 @never_raise
@@ -88,9 +93,10 @@ class AnyOptimizer:
     engine is followed instead, as `attach(engine)` does, from its second step on. Steps that a
     GradScaler skips are not seen.
 
-    When the optimizer is gone, the next that steps takes its place, with its model. To find one
-    takes long, so a program that keeps making optimizers has its models searched for at times only;
-    the steps of those in between have no stages.
+    When the optimizer is gone, the next that steps takes its place, with its model; so does one
+    that makes SUCCEEDS steps while it makes none, as after a warm-up. To find a model takes long,
+    so a program that keeps making optimizers has its models searched for at times only; steps until
+    then have no stages.
     """
 
     def __init__(self, heartbeat: Heartbeat) -> None:
@@ -99,8 +105,15 @@ class AnyOptimizer:
         self._engine_drives = False
         self._model: Callable[[], Any] | None = None
         self._in_model = heartbeat.installed.part()
+        self._is_searched = False
+        """Whether the main optimizer's model has been searched for."""
         self._searched, self._took = -math.inf, 0.0
         """When the last search for a model ended, and how long it took."""
+        self._other: weakref.ref[Any] | None = None
+        self._others, self._since = 0, -1
+        """Steps that another optimizer has made since the main one made its last, and which that
+        was.
+        """
 
     def register(self) -> None:
         """Register with torch, which must be imported, for every step of any optimizer."""
@@ -108,7 +121,7 @@ class AnyOptimizer:
 
     def __call__(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
         """Report an optimizer's step: torch calls this after each step of any."""
-        if self._main is not None and self._main() is optimizer:
+        if self._is_searched and self._main is not None and self._main() is optimizer:
             self._heartbeat.step()
         else:
             _stepped(self._heartbeat, self, optimizer)
@@ -116,8 +129,13 @@ class AnyOptimizer:
     def reports(self, optimizer: Any) -> bool:
         """Return whether the steps of this optimizer are the job's."""
         main = self._main() if self._main is not None else None
-        if main is not None or self._engine_drives:
-            return main is optimizer
+        if self._engine_drives:
+            return False
+        if main is optimizer:
+            self._follow_model(optimizer)
+            return True
+        if main is not None and not self._succeeds(optimizer):
+            return False
         if _driven_by_engine():
             self._engine_drives = True
             engine = _engine_of(optimizer)
@@ -137,16 +155,30 @@ class AnyOptimizer:
         self._follow_model(optimizer)
         return True
 
+    def _succeeds(self, optimizer: Any) -> bool:
+        """Return whether an optimizer that steps now trains in place of the main one: the first
+        that has made a step since.
+        """
+        steps = self._heartbeat.steps
+        if steps != self._since or self._other is None or self._other() is None:
+            self._other, self._others, self._since = weakref.ref(optimizer), 0, steps
+        if self._other() is not optimizer:
+            return False
+        self._others += 1
+        return self._others >= SUCCEEDS
+
     def _follow_model(self, optimizer: Any) -> None:
         """Report the stages of the model that an optimizer trains, and of none before it."""
         followed = self._model() if self._model is not None else None
-        if followed is not None and trains(optimizer, followed):
+        self._is_searched = followed is not None and trains(optimizer, followed)
+        if self._is_searched:
             return
         self._model = None
         self._in_model.undo()
         now = time.monotonic()
         if (now - self._searched) * step_timer.SHARE < self._took:
             return
+        self._is_searched = True
         model = find(optimizer)
         self._searched = time.monotonic()
         self._took = self._searched - now

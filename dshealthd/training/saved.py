@@ -21,7 +21,7 @@ _HEADER = struct.Struct("<4sBxHI")
 """Magic, version, length, and the checksum of everything after the header."""
 _BODY = struct.Struct("<QIBxxx")
 """Number of saves, number of optimizer files, flags; the directory follows."""
-_NODE_LOCAL = 1
+_NODE_LOCAL, _OTHER_LAYOUT = 1, 2
 
 
 class Saved(NamedTuple):
@@ -35,11 +35,13 @@ class Saved(NamedTuple):
     """Number of `*_optim_states.pt` that DeepSpeed writes for all ranks; None is unknown."""
     is_node_local: bool = False
     """Whether each node saves to its own disk."""
+    is_deepspeed: bool = True
+    """Whether its files are DeepSpeed's; others may have a `latest` of their own."""
 
 
 def encode(saved: Saved) -> bytes:
     """Return the note of a save, SIZE bytes; ValueError if the directory is too long."""
-    flags = _NODE_LOCAL if saved.is_node_local else 0
+    flags = _NODE_LOCAL * saved.is_node_local | _OTHER_LAYOUT * (not saved.is_deepspeed)
     body = _BODY.pack(saved.saves, saved.optimizer_files or 0, flags)
     body += os.fsencode(saved.directory)
     length = _HEADER.size + len(body)
@@ -69,4 +71,6 @@ def decode(page: bytes) -> Saved | None:
     if saves > MAX_COUNT or not directory.startswith("/"):
         message = f"not a checkpoint directory: {directory[:60]!r}"
         raise ValueError(message)
-    return Saved(directory, saves, files or None, bool(flags & _NODE_LOCAL))
+    return Saved(
+        directory, saves, files or None, bool(flags & _NODE_LOCAL), not flags & _OTHER_LAYOUT
+    )

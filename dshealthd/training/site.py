@@ -21,7 +21,7 @@ def hook() -> AnyOptimizer | None:
     that trains by itself, or has had a heartbeat: another one would remove its hooks, through which
     torch goes just now.
     """
-    if _is_interactive() or _is_debugged() or launched() != _joined():
+    if is_interactive() or _is_debugged() or launched() != _joined():
         return None
     from dshealthd.training.heartbeat import Heartbeat, reports
     from dshealthd.training.optimizer import AnyOptimizer
@@ -41,7 +41,7 @@ def _joined() -> tuple[str, str]:
     return str(c10d.get_rank()), str(c10d.get_world_size())
 
 
-def _is_interactive() -> bool:
+def is_interactive() -> bool:
     """Return whether a person types: between two lines of theirs, a training only seems to hang."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive) or hasattr(builtins, "__IPYTHON__")
 

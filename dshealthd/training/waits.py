@@ -10,6 +10,7 @@ What is seen, and how long it takes:
 - `wait_tensor` of functional collectives, as DTensor and tensor parallelism use them.
 - Of both, in which collective the host waits between two steps, and in which group of all ranks: a
   rank that waits there for others is not one that writes a checkpoint or evaluates.
+- Sends and receives, for the role of this rank: the stages of a pipeline do different work.
 - On a CUDA device, besides: synchronous operations that run in the current stream (they return no
   work), and events of other streams that the default stream waits for, as FSDP 2 and ZeRO 3 do.
 
@@ -43,9 +44,11 @@ OPERATIONS = (
     *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"),
     *("all_gather_single", "all_gather_single_coalesced"),
     *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
-    *("reduce_scatter_single", "reduce_scatter_single_coalesced", "send", "recv"),
+    *("reduce_scatter_single", "reduce_scatter_single_coalesced"),
 )
 """Methods of c10d's `ProcessGroup`; which of them there are depends on the release."""
+EXCHANGES = ("send", "recv", "recv_anysource")
+"""Those of its methods that meet a single rank, as the stages of a pipeline do."""
 OTHER = 100
 """c10d's number of an operation of no known type."""
 MAX_TIMEOUT = (1 << 32) - 1
@@ -94,6 +97,8 @@ def follow(heartbeat: Any, device: str) -> None:
     functional = sys.modules.get("torch.distributed._functional_collectives")
     if functional is not None:
         replace(functional, "wait_tensor", timed)
+    for name in EXCHANGES:
+        replace(c10d.ProcessGroup, name, functools.partial(_exchanged, heartbeat))
     if device == "cuda":
         for name in OPERATIONS:
             replace(c10d.ProcessGroup, name, functools.partial(_called, heartbeat))
@@ -206,6 +211,20 @@ def _called(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         return work
 
     return call
+
+
+def _exchanged(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that sends or receives as `original` does, and reports in which place of
+    its group.
+    """
+    called = _called(heartbeat, original)
+
+    def exchange(*arguments: Any, **named: Any) -> Any:
+        if heartbeat.measures:
+            heartbeat.exchanged(arguments[0])
+        return called(*arguments, **named)
+
+    return exchange
 
 
 def _awaited(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]:

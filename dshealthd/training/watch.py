@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.optimizer import AnyOptimizer
+from dshealthd.training.site import is_interactive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +62,7 @@ class OptimizerImportHook(importlib.abc.MetaPathFinder):
             del loader.exec_module
             loader.exec_module(module)
             # The hook looks for the module in sys.modules, where it is before it is executed.
-            register()
+            _begin()
 
         # this loader serves this module alone
         loader.exec_module = loaded  # type: ignore[method-assign]
@@ -84,9 +85,17 @@ def register() -> Heartbeat:
     return heartbeat
 
 
+def _begin() -> None:
+    """Report the steps from now on, but not those of a notebook: the environment may be that of
+    all its user's programs.
+    """
+    if not is_interactive():
+        register()
+
+
 def start() -> None:
     """Report the steps of the program's optimizers as soon as torch is imported."""
     if MODULE in sys.modules:
-        register()
+        _begin()
     elif not any(isinstance(finder, OptimizerImportHook) for finder in sys.meta_path):
         sys.meta_path.insert(0, OptimizerImportHook())

@@ -123,6 +123,26 @@ def test_child_processes(tmp_path: Path) -> None:
     assert cores(scene) == {("slurm-7",): 2.0}
 
 
+def test_children_that_get_no_cpu(tmp_path: Path) -> None:
+    """One that is ready to compute is at work, however little of a CPU it gets; many that were
+    ready for a moment are not.
+    """
+    scene = Scene(tmp_path)
+    variables = {**TORCH, "SLURM_JOB_ID": "7"}
+
+    def wait(seconds: float, *pids: int) -> Values:
+        for pid in pids:
+            scene.machine.process(pid, variables, parent=10)
+            scene.writes(pid, 0)
+            place = scene.machine.root / str(pid) / "schedstat"
+            place.write_text(f"1000000000 {seconds * 1e9:.0f} 9\n")
+        return cores(scene)
+
+    assert wait(0.0, 11, 12, 13) == {}
+    assert wait(1.0, 11, 12, 13) == {("slurm-7",): 0.1}
+    assert wait(9.0, 13) == {("slurm-7",): 0.8}
+
+
 def test_a_network_namespace_of_its_own(tmp_path: Path) -> None:
     """In a pod the interfaces tell what the job moves, as the agent does not see its
     connections.

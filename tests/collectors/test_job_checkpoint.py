@@ -128,7 +128,7 @@ def test_a_whole_checkpoint(tmp_path: Path) -> None:
         assert values(rank.look()) == {}
         save(tmp_path, "global_step10")
         assert values(rank.look()) == {}
-        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=2)")
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, deepspeed=True, optimizer_files=2)")
         result = rank.look()
         found, space = values(result), os.statvfs(tmp_path)
         assert found["next_bytes"] == 3 * len(FILE)
@@ -136,7 +136,7 @@ def test_a_whole_checkpoint(tmp_path: Path) -> None:
         assert problems(result) == WHOLE
         assert faults(result) == []
         (save(tmp_path, "global_step20") / "more.pt").write_bytes(FILE)
-        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=2)")
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, deepspeed=True, optimizer_files=2)")
         assert values(rank.look())["next_bytes"] == 4 * len(FILE)
         save(tmp_path, "global_step30")
         assert values(rank.look())["next_bytes"] == 4 * len(FILE)
@@ -149,7 +149,7 @@ def test_what_a_checkpoint_lacks(tmp_path: Path) -> None:
     (folder / "zero_pp_rank_2_mp_rank_00_optim_states.pt").write_bytes(b"")
     (folder / "mp_rank_00_model_states.pt").write_bytes(FILE[:300])
     with running() as rank:
-        rank.do(f"heartbeat.saved({str(tmp_path)!r})")
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, deepspeed=True)")
         broken = {**WHOLE, "missing": 1.0, "empty": 1.0, "cut_off": 1.0}
         assert problems(rank.look()) == broken
         save(tmp_path, "global_step10", ranks=4)
@@ -168,10 +168,11 @@ def test_fewer_files_than_the_training_was_to_write(tmp_path: Path) -> None:
     """The last ranks' files leave no gap; on disks of their own nodes they are not to be here."""
     save(tmp_path, "global_step10", ranks=2)
     with running() as rank:
-        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=8)")
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, deepspeed=True, optimizer_files=8)")
         assert problems(rank.look()) == {**WHOLE, "missing": 6.0}
     with running() as rank:
-        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=8, node_local=True)")
+        here = f"{str(tmp_path)!r}, deepspeed=True, optimizer_files=8"
+        rank.do(f"heartbeat.saved({here}, node_local=True)")
         assert problems(rank.look()) == {key: 0.0 for key in WHOLE if key != "missing"}
 
 
@@ -179,7 +180,7 @@ def test_latest_names_nothing(tmp_path: Path) -> None:
     """The tag was deleted; what is no name at all is a fault, and nothing is said of it."""
     (tmp_path / "latest").write_text("global_step10", encoding="ascii")
     with running() as rank:
-        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=2)")
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, deepspeed=True, optimizer_files=2)")
         assert problems(rank.look()) == {**WHOLE, "no_directory": 1.0}
         (tmp_path / "latest").write_text("../../etc", encoding="ascii")
         result = rank.look()
@@ -191,7 +192,7 @@ def test_nothing_is_looked_at_while_it_saves(tmp_path: Path) -> None:
     """What is written meanwhile is neither whole nor broken, and what was known stands."""
     folder = save(tmp_path, "global_step10")
     with running() as rank:
-        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=2)")
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, deepspeed=True, optimizer_files=2)")
         before = rank.look()
         rank.do("heartbeat.enter('checkpoint')")
         (folder / "mp_rank_00_model_states.pt").write_bytes(b"")
@@ -206,21 +207,32 @@ def test_saves_that_overwrite_each_other_need_no_room(tmp_path: Path) -> None:
     """The same tag again takes the place of the last one."""
     save(tmp_path, "last")
     with running() as rank:
-        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=2)")
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, deepspeed=True, optimizer_files=2)")
         assert "next_bytes" in values(rank.look())
         save(tmp_path, "last")
         os.utime(tmp_path / "latest", (1, 1))
-        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=2)")
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, deepspeed=True, optimizer_files=2)")
         assert "next_bytes" not in values(rank.look())
 
 
 def test_a_training_without_deepspeed(tmp_path: Path) -> None:
-    """Without `latest` there is the room, and nothing is said of files."""
+    """There is the room, and nothing is said of files, whatever its own `latest` is: the name of a
+    file, of a directory with its own files, a link to one.
+    """
     (tmp_path / "model.pt").write_bytes(b"")
+    (tmp_path / "step_10").mkdir()
+    latest = tmp_path / "latest"
     with running() as rank:
-        rank.do(f"heartbeat.saved({str(tmp_path)!r})")
+        for text in (None, "model.pt", "step_10", "runs/step_10", ""):
+            if text is not None:
+                latest.write_text(text, encoding="utf-8")
+            rank.do(f"heartbeat.saved({str(tmp_path)!r})")
+            result = rank.look()
+            assert (list(values(result)), problems(result)) == (["free_bytes"], {})
+        latest.unlink()
+        latest.symlink_to("step_10")
         result = rank.look()
-        assert (list(values(result)), problems(result)) == (["free_bytes"], {})
+        assert (list(values(result)), problems(result), faults(result)) == (["free_bytes"], {}, [])
 
 
 def test_many_files_take_several_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +240,7 @@ def test_many_files_take_several_looks(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(checkpoint_watch, "FILES_A_LOOK", 3)
     save(tmp_path, "global_step10", ranks=6)
     with running() as rank:
-        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=6)")
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, deepspeed=True, optimizer_files=6)")
         assert [problems(rank.look()) for _ in range(3)] == [{}, {}, WHOLE]
 
 
@@ -237,7 +249,7 @@ def test_a_directory_that_is_gone(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"
     save(directory, "global_step10")
     with running() as rank:
-        rank.do(f"heartbeat.saved({str(directory)!r}, optimizer_files=2)")
+        rank.do(f"heartbeat.saved({str(directory)!r}, deepspeed=True, optimizer_files=2)")
         assert problems(rank.look()) == WHOLE
         directory.rename(tmp_path / "elsewhere")
         result = rank.look()
@@ -248,7 +260,7 @@ def test_only_the_node_of_rank_0_looks(tmp_path: Path) -> None:
     """A thousand nodes do not list one directory."""
     save(tmp_path, "global_step10")
     with running(RANK="8") as rank:
-        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=2)")
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, deepspeed=True, optimizer_files=2)")
         result = rank.look()
         assert (values(result), problems(result)) == ({}, {})
 
@@ -260,7 +272,7 @@ def test_read_with_the_rights_of_the_user(public_path: Path) -> None:
     save(hidden, "global_step10")
     hidden.chmod(0o700)
     with running(USER, package(public_path)) as rank:
-        rank.do(f"heartbeat.saved({str(hidden)!r}, optimizer_files=2)")
+        rank.do(f"heartbeat.saved({str(hidden)!r}, deepspeed=True, optimizer_files=2)")
         result = rank.look()
         assert (values(result), problems(result)) == ({}, {})
         assert faults(result) == [Reason.PERMISSION_DENIED]
@@ -274,5 +286,5 @@ def test_no_fifo_and_no_device_is_opened(public_path: Path) -> None:
     os.mkfifo(folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt")
     (folder / "zero_pp_rank_2_mp_rank_00_optim_states.pt").symlink_to("/dev/zero")
     with running(USER, package(public_path)) as rank:
-        rank.do(f"heartbeat.saved({str(public_path)!r}, optimizer_files=3)")
+        rank.do(f"heartbeat.saved({str(public_path)!r}, deepspeed=True, optimizer_files=3)")
         assert problems(rank.look()) == {**WHOLE, "missing": 2.0}

@@ -119,10 +119,21 @@ def test_no_training_process(environment: dict[str, str]) -> None:
     assert launch(environment) is None
 
 
-def test_scheduler_names_the_job() -> None:
-    """With a scheduler, its number is the job, whatever the rendezvous."""
-    assert job_name({**TORCH, "SLURM_JOB_ID": "123"}, "a") == "slurm-123"
-    assert job_name({"PBS_JOBID": "77[3].head"}, "a") == "pbs-77"
+@pytest.mark.parametrize(("scheduler", "name"), [
+    ({"SLURM_JOB_ID": "123"}, "slurm-123"),
+    ({"PBS_JOBID": "77.head.site.org"}, "pbs-77"),
+    ({"PBS_JOBID": "77[3].head"}, "pbs-77-3"),
+    ({"PBS_JOBID": "77[].head"}, "pbs-77"),
+    ({"LSB_JOBID": "9", "LSB_JOBINDEX": "0"}, "lsf-9"),
+    ({"LSB_JOBID": "9", "LSB_JOBINDEX": "12"}, "lsf-9-12"),
+    ({"LSB_JOBID": "9", "LSB_JOBINDEX": "x"}, "lsf-9"),
+])  # fmt: skip
+def test_scheduler_names_the_job(scheduler: dict[str, str], name: str) -> None:
+    """With a scheduler, its number is the job, whatever the rendezvous. Elements of an array train
+    on their own: each is a job.
+    """
+    assert job_name(TORCH | scheduler, "a") == name
+    assert scheduler.keys() <= ALLOWED
 
 
 def test_job_is_equal_on_all_nodes() -> None:
@@ -169,7 +180,7 @@ def test_mpi_names_the_job() -> None:
 def test_job_is_safe_as_a_label(environment: dict[str, str], machine: str) -> None:
     """Whatever a user writes into an environment, the name is short and plain."""
     name = job_name(environment, machine)
-    assert len(name) <= 20
+    assert len(name) <= 30
     assert name.replace("-", "").isalnum()
     assert name.isascii()
 

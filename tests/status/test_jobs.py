@@ -83,7 +83,7 @@ def test_a_suspended_job_and_a_debugger(shown: Callable[..., str]) -> None:
     shown("status", *suspended)
     held = (*JOB, HANG(0, "run-1", "debugger"), CULPRIT(1, "run-1", "1", "debugger", "traced"))
     assert "a rank is stopped in a debugger" in shown("jobs", *held)
-    assert "rank 1 of run-1" in shown("status", *held, code=1)
+    assert "rank 1 is stopped in a debugger" in shown("status", *held, code=1)
 
 
 def test_a_marked_pause_is_the_headline(shown: Callable[..., str]) -> None:

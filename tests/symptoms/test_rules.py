@@ -317,7 +317,7 @@ def test_problems_of_ranks_have_one_wording() -> None:
         found for found in all_symptoms()["training-hang"].findings if found.page == "always"
     )
     assert finding.rule is not None
-    for reason in {*Culprit} - {Culprit.TRACED}:  # which is no page
+    for reason in {*Culprit} - {Culprit.TRACED, Culprit.PROMPT}:  # which are no page
         assert reason.words in finding.rule.description
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from dshealthd.training import attach, watch
+from dshealthd.training import attach, step_timer, watch
 from dshealthd.training.heartbeat import Heartbeat
+from dshealthd.training.message import StepStage
 from tests.training.agents_end import AgentsEnd
 from tests.training.lazy import Lazy
 
@@ -140,6 +141,39 @@ def test_any_optimizer_that_is_replaced(unchanged: Heartbeat, agents_end: Agents
     replacement = Trial()
     replacement.step()
     assert agents_end.message().step == 2
+    assert not unchanged.closed
+
+
+def test_any_optimizer_that_is_done(unchanged: Heartbeat, agents_end: AgentsEnd) -> None:
+    """One that makes no step any more, though it is kept, as after a warm-up or in a sweep, leaves
+    its place to another after ten steps of that one; not to one that steps between its own.
+    """
+    warmup, main, beside = Trial(), Trial(), Trial()
+    for _ in range(3):
+        warmup.step()
+        for _ in range(9):
+            main.step()
+    assert agents_end.message().step == 3
+    for step in (4, 5, 6):
+        main.step()
+        beside.step()
+        assert agents_end.message().step == step
+    assert not unchanged.closed
+
+
+def test_a_model_that_is_searched_for_later(
+    unchanged: Heartbeat, agents_end: AgentsEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Soon after a search for another model none is made: then a model has stages from a later
+    step on.
+    """
+    Trial().step()
+    trial = Trial()
+    for share, stage in ((0.0, StepStage.UNKNOWN), (math.inf, StepStage.BACKWARD)):
+        monkeypatch.setattr(step_timer, "SHARE", share)
+        trial.step()
+        trial.loss()
+        assert agents_end.message().stage == stage
     assert not unchanged.closed
 
 

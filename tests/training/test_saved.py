@@ -34,6 +34,7 @@ def page(note: bytes, *messages: Message) -> bytes:
         saves=st.integers(0, MAX_COUNT),
         optimizer_files=st.none() | st.integers(1, 1 << 20),
         is_node_local=st.booleans(),
+        is_deepspeed=st.booleans(),
     )
 )
 def test_what_goes_in_comes_out(saved: Saved) -> None:

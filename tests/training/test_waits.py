@@ -296,6 +296,27 @@ def test_a_wait_that_nothing_in_python_calls(monkeypatch: pytest.MonkeyPatch) ->
         assert (heartbeat._waits, failed, heartbeat.closed) == (1, [], False)
 
 
+def test_the_place_of_a_rank_that_exchanges(
+    agents_end: AgentsEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that sends to another is at a place of the group, and has the work of that place, as
+    long as it does so in its steps.
+    """
+    monkeypatch.setattr(torch._C._distributed_c10d.ProcessGroup, "send", lambda *_: None)
+    monkeypatch.setattr(step_timer, "LEAST", 1.0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with attach(optimizer=optimizer, model=model):
+        optimizer.step()
+        for place in (None, 0, None):
+            for _ in range(3):
+                model(torch.randn(2, 4)).sum().backward()
+                if place is not None:
+                    torch.distributed.group.WORLD.send([torch.ones(2)], place, 0)
+                optimizer.step()
+            assert agents_end.message().pipeline_stage == place
+
+
 def test_job_without_collectives(agents_end: AgentsEnd) -> None:
     """A job whose waits are not seen has unknown ones, not none."""
     message = train(agents_end, lambda: None)

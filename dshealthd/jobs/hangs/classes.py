@@ -47,7 +47,7 @@ class HangClass(_Worded):
     STARTING = "starting", "in its first steps, and nothing shows whether it compiles or waits"
     WORKING = "working", "no step, but its processes are at work"
     SUSPENDED = "suspended", "suspended: all its processes here are stopped"
-    DEBUGGER = "debugger", "a rank is stopped in a debugger"
+    DEBUGGER = "debugger", "a rank is stopped in a debugger, or waits at a prompt"
 
 
 HANGS = frozenset(
@@ -61,6 +61,7 @@ class Culprit(_Worded):
 
     STOPPED = "stopped", "is stopped (SIGSTOP)"
     TRACED = "traced", "is stopped in a debugger"
+    PROMPT = "prompt", "waits for input from a terminal"
     GONE = "gone", "has ended"
     BLOCKED = "blocked", "hangs in kernel I/O"
     CHECKPOINT = "checkpoint", "does not return from a checkpoint"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.exits import ExitKind, ExitWatcher
 from dshealthd.jobs.hangs.judge import judge
+from dshealthd.jobs.hangs.silence import FLOOR
 from dshealthd.jobs.hangs.states import NO_WORK, SUSPECTED
 from dshealthd.jobs.hangs.watch import RankWatch
 
@@ -27,7 +28,7 @@ SLACK = 3.0
 """Most intervals between two checks that count as silence; time beyond that is ignored."""
 AT_WORK = 30.0
 """Seconds for which a silent job counts as at work after it was last seen to be: evaluations wait
-for data, and samples are moments.
+for data, simulators for each other, and samples are moments.
 """
 AGAIN_AFTER = 5.0
 """Seconds between reports of a lasting suspicion; a running job completes a step in between."""
@@ -59,8 +60,8 @@ class HangDetector:
         )
         self._found: Mapping[str, Standstill] = {}
         """Standstills by job, as of the last check."""
-        self._worked: dict[str, tuple[float, Work]] = {}
-        """When each silent job was last seen at work, and what showed it."""
+        self._worked: dict[tuple[str, str], tuple[float, str | bool]] = {}
+        """When each silent job was last seen at work, and what showed it, by field of `Work`."""
         self.jobs: Mapping[str, Sequence[RankState]] = {}
         """The ranks of each job, as of the last check."""
         self.standstills: Mapping[str, Standstill] = {}
@@ -84,22 +85,29 @@ class HangDetector:
         self.watch.check(present, self._monotonic(), unusual)
         self.jobs = self.watch.jobs()
         wall = self._wall()
-        found = {
-            job: standstill
-            for job, states in self.jobs.items()
-            if (standstill := judge(job, states, wall, partial(self._seen, job), self._floor))
-        }
+        found = {}
+        for job, states in self.jobs.items():
+            if _is_quiet(states):
+                # What its children do now may explain why it stands still later. What NCCL does
+                # would be that of its last step: RAS is asked for that twice a minute.
+                self._seen(job, "computes")
+            work = partial(self._seen, job, "says", "computes")
+            if standstill := judge(job, states, wall, work, self._floor):
+                found[job] = standstill
         self.standstills = {job: still for job, still in found.items() if job in self._found}
         self._found = found
-        self._worked = {job: seen for job, seen in self._worked.items() if job in self.jobs}
+        self._worked = {of: seen for of, seen in self._worked.items() if of[0] in self.jobs}
 
-    def _seen(self, job: str) -> Work:
-        """Return the work of a job that stands still, now or a moment ago."""
+    def _seen(self, job: str, *names: str) -> Work:
+        """Return the work of a job that is silent, now or a moment ago: these fields of it."""
         now, work = self._monotonic(), self._work(job)
-        if work.says:
-            self._worked[job] = now, work
-        at, last = self._worked.get(job, (now, work))
-        return last if now - at <= AT_WORK else work
+        for name in names:
+            if seen := getattr(work, name):
+                self._worked[job, name] = now, seen
+            at, seen = self._worked.get((job, name), (-math.inf, seen))
+            if now - at <= AT_WORK:
+                work = work._replace(**{name: seen})
+        return work
 
     def close(self) -> None:
         """Release the processes that the detector watches."""
@@ -122,6 +130,16 @@ class Suspicions:
             if due is None or now >= due:
                 self._due[job] = now + AGAIN_AFTER if due is None else math.inf
                 yield job
+
+
+def _is_quiet(ranks: Sequence[RankState]) -> bool:
+    """Return whether a job's ranks on this node have been silent for half of what is usual, and for
+    so long that samples are not those of their last step.
+    """
+    living = [rank for rank in ranks if rank.ended is None]
+    return bool(living) and all(
+        rank.silence > SUSPECTED * max(rank.bound, FLOOR) for rank in living
+    )
 
 
 def suspicious(ranks: Sequence[RankState]) -> bool:

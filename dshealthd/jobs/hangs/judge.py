@@ -30,6 +30,7 @@ from dshealthd.jobs.hangs.exits import FAILURES
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
 from dshealthd.jobs.hangs.states import NO_WORK, RankState, Work, position
 from dshealthd.linux.activity import ThreadState
+from dshealthd.linux.socket_waits import TERMINAL
 from dshealthd.training.message import Phase, StepStage
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ more.
 """
 MAX_NAMED = 8
 """Most culprits named of a job."""
+_BY_PLACE = frozenset({Culprit.INPUT, Culprit.LAGGING, Culprit.AHEAD})
+"""Problems that only a comparison of how far ranks are shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +116,12 @@ class Standstill:
         """The cause of the standstill in words."""
         if self.reason is HangClass.WORKING and self.work.says:
             return f"no step, but {self.work.says}"
+        if self.reason is HangClass.WAITING and all(
+            rank.stage is StepStage.INPUT and not rank.collective and rank.rank not in self.waiting
+            for rank in self.ranks
+            if rank.ended is None
+        ):
+            return "its ranks here are between two steps, and in no collective"
         return explain(self.reason, named=bool(self.culprits), whole=self.whole)
 
 
@@ -157,21 +166,29 @@ def judge(
     if not (certain or late or marked):
         return None
     overdue = min(rank.silence - (floor if certain else rank.bound) for rank in living)
+    computes = seen.computes or any(rank.computes(seen) for rank in living)
     if ended and not gone:
-        if overdue < patience or seen.says:
+        # Those that are done are not waited for by one that computes, as it exports the model.
+        if overdue < patience or seen.says or computes:
             return None
         gone = ended
-    reason, culprits = _cause(living, gone, waiting, floor, whole=whole)
+    reason, culprits = _cause(living, gone, waiting, seen, floor, whole=whole)
     if reason in {HangClass.SUSPENDED, HangClass.DEBUGGER}:
         hold = math.inf
     elif reason is HangClass.PROCESS:
         hold = 0.0
     elif seen.says:
         reason, hold = HangClass.WORKING, math.inf
-    elif overdue < patience and (seen.computes or any(rank.computes(seen) for rank in living)):
+    elif overdue < patience and computes:
         reason, hold = HangClass.WORKING, patience
     elif overdue < patience and not all(rank.settled or rank.is_idle(seen) for rank in living):
         reason, hold = HangClass.STARTING, patience
+    elif (
+        overdue < patience
+        and {problem for _, problem in culprits} <= _BY_PLACE
+        and _awaits(living, waiting, seen)
+    ):
+        reason, hold, culprits = HangClass.BETWEEN_STEPS, patience, []
     elif (
         overdue < patience
         and (marked or reason is HangClass.WAITING)
@@ -273,10 +290,26 @@ def _between_steps(
     return HangClass.DESYNC, 0.0, apart if count * 2 > len(living) else []
 
 
+def _awaits(living: Sequence[RankState], waiting: Mapping[int, str], seen: Work) -> bool:
+    """Return whether those ranks that are behind, and wait for none of the job's, are between two
+    steps and wait for an answer from outside it, as for rollouts.
+    """
+    places = _places(living)
+    last = min(places.values())
+    behind = [rank for rank in living if places[rank.rank] == last and rank.rank not in waiting]
+    return bool(behind) and all(
+        rank.rank in seen.awaits
+        and rank.phase is Phase.TRAINING
+        and rank.stage in {StepStage.UNKNOWN, StepStage.INPUT}
+        for rank in behind
+    )
+
+
 def _cause(
     living: Sequence[RankState],
     ended: Sequence[RankState],
     waiting: Mapping[int, str],
+    seen: Work,
     floor: float,
     *,
     whole: bool,
@@ -295,6 +328,8 @@ def _cause(
         return HangClass.PROCESS, gone + stopped
     if traced := [rank for rank, state in held.items() if state is ThreadState.TRACED]:
         return HangClass.DEBUGGER, [(rank, Culprit.TRACED) for rank in traced]
+    if asked := [rank.rank for rank in living if seen.awaits.get(rank.rank) == TERMINAL]:
+        return HangClass.DEBUGGER, [(rank, Culprit.PROMPT) for rank in asked]
     # Not only a minority: all ranks of a node may hang in the same storage at once. Those that wait
     # for others have written what they had to.
     if saving := [
@@ -323,10 +358,7 @@ def _apart(
     """Compare how far the ranks are: the culprits are those behind if most are further, and those
     furthest ahead if most are behind. No rank is named if these are not all ranks of the job.
     """
-    known = all(rank.stage is not StepStage.UNKNOWN for rank in ranks)
-    if len({rank.forward_passes for rank in ranks}) > 1:  # then their numbers say nothing
-        ranks = [replace(rank, forward_passes=0) for rank in ranks]
-    places = {rank.rank: position(rank) if known else rank.step for rank in ranks}
+    places = _places(ranks)
     counts = Counter(places.values())
     last, first = min(counts), max(counts)
     if last == first:
@@ -338,6 +370,15 @@ def _apart(
             (rank, Culprit.AHEAD) for rank, place in places.items() if place == first
         ]
     behind = [rank for rank in ranks if places[rank.rank] == last]
+    known = all(rank.stage is not StepStage.UNKNOWN for rank in ranks)
     if known and behind[0].stage is StepStage.INPUT:
         return HangClass.INPUT, [(rank.rank, Culprit.INPUT) for rank in behind]
     return HangClass.DESYNC, [(rank.rank, Culprit.LAGGING) for rank in behind]
+
+
+def _places(ranks: Sequence[RankState]) -> dict[int, float]:
+    """Return how far each rank is, as far as it can be compared with the others."""
+    known = all(rank.stage is not StepStage.UNKNOWN for rank in ranks)
+    if len({rank.forward_passes for rank in ranks}) > 1:  # then their numbers say nothing
+        ranks = [replace(rank, forward_passes=0) for rank in ranks]
+    return {rank.rank: position(rank) if known else rank.step for rank in ranks}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
@@ -26,57 +29,85 @@ PID = 1 << 23
 STEP = 2.0
 
 
-async def test_a_job_at_work_teaches_nothing(tmp_path: Path) -> None:
-    """A job whose GPUs compute is in a pause, also between two samples that show it."""
-    place = launch({**TORCH, "RANK": "0", "WORLD_SIZE": "1"})
-    assert place is not None
-    process = TrainingProcess(PID, 1, 1, JOB, place, TORCH)
-    (tmp_path / str(PID)).mkdir()
-    fields = ["S", *["0"] * 18, "1", *["0"] * 30]
-    (tmp_path / str(PID) / "stat").write_text(f"{PID} (python) {' '.join(fields)}\n")
-    clock, step, work = [1000.0], [0], [Work()]
-    detector = HangDetector(
-        HangOptions(),
-        Host(procfs=tmp_path),
-        monotonic=lambda: clock[0],
-        wall=lambda: clock[0],
-        work=lambda _job: work[0],
-    )
+class Watched:
+    """A rank that a detector watches, check by check."""
 
-    def look(*, moves: bool) -> None:
-        clock[0] += STEP
-        step[0] += moves
+    def __init__(self, path: Path) -> None:
+        place = launch({**TORCH, "RANK": "0", "WORLD_SIZE": "1"})
+        assert place is not None
+        self._process = TrainingProcess(PID, 1, 1, JOB, place, TORCH)
+        (path / str(PID)).mkdir()
+        fields = ["S", *["0"] * 18, "1", *["0"] * 30]
+        (path / str(PID) / "stat").write_text(f"{PID} (python) {' '.join(fields)}\n")
+        self.clock = self._sent = 1000.0
+        self._step = 0
+        self.work = Work()
+        self.detector = HangDetector(
+            HangOptions(),
+            Host(procfs=path),
+            monotonic=lambda: self.clock,
+            wall=lambda: self.clock,
+            work=lambda _job: self.work,
+        )
+        for _ in range(30):
+            self.look(moves=True)
+
+    def look(self, *, moves: bool) -> None:
+        """Check it again, after a step or without one."""
+        self.clock += STEP
+        self._step += moves
         if moves:
-            sent[0] = clock[0]
-        message = Message(step=step[0], sent=sent[0], stage=StepStage.BACKWARD)
+            self._sent = self.clock
+        message = Message(step=self._step, sent=self._sent, stage=StepStage.BACKWARD)
         sender: Any = SimpleNamespace(message=message)
-        ranks = {(JOB, 0): [(Identity(process, (1, 7)), cast("Sender", sender))]}
-        detector.check(ranks)
+        ranks = {(JOB, 0): [(Identity(self._process, (1, 7)), cast("Sender", sender))]}
+        self.detector.check(ranks)
 
-    def still(seconds: float) -> None:
+    def still(self, seconds: float, work: Work | None = None) -> HangClass | None:
+        """Return why it stands still after so many seconds without a step."""
+        self.work = work or Work()
         for _ in range(round(seconds / STEP)):
-            look(moves=False)
+            self.look(moves=False)
+        found = self.detector.standstills.get(JOB)
+        return None if found is None else found.reason
 
-    sent = [clock[0]]
-    for _ in range(30):
-        look(moves=True)
-    work[0] = Work("its GPUs compute")
-    still(FLOOR + 100.0)
-    assert detector.standstills[JOB].reason is HangClass.WORKING
-    work[0] = Work()
-    still(26.0)
-    assert detector.standstills[JOB].reason is HangClass.WORKING
-    still(8.0)
-    assert detector.standstills[JOB].reason is HangClass.WAITING
-    look(moves=True)
-    assert detector.jobs[JOB][0].bound == FLOOR
-    still(FLOOR + 2 * STEP)
-    assert detector.standstills[JOB].reason is HangClass.WAITING
-    before = detector.jobs[JOB][0].silence
-    clock[0] += 1000.0  # of which nobody knows anything: three checks' time counts
-    look(moves=False)
-    assert detector.jobs[JOB][0].silence - before == 6.0
-    detector.close()
+    def close(self) -> None:
+        """Watch it no longer."""
+        self.detector.close()
+
+
+GPUS, CHILDREN = Work("its GPUs compute"), Work(computes=True)
+
+
+@pytest.mark.parametrize("at_work", [GPUS, CHILDREN])
+async def test_a_job_at_work_teaches_nothing(tmp_path: Path, at_work: Work) -> None:
+    """A job whose GPUs or child processes compute is in a pause, also between two samples that show
+    it.
+    """
+    with contextlib.closing(Watched(tmp_path)) as watched:
+        assert watched.still(FLOOR + 100.0, at_work) is HangClass.WORKING
+        assert watched.still(26.0) is HangClass.WORKING
+        assert watched.still(8.0) is HangClass.WAITING
+        watched.look(moves=True)
+        assert watched.detector.jobs[JOB][0].bound == FLOOR
+        assert watched.still(FLOOR + 2 * STEP) is HangClass.WAITING
+        before = watched.detector.jobs[JOB][0].silence
+        watched.clock += 1000.0  # of which nobody knows anything: three checks' time counts
+        watched.look(moves=False)
+        assert watched.detector.jobs[JOB][0].silence - before == 6.0
+
+
+async def test_a_job_whose_children_computed(tmp_path: Path) -> None:
+    """It is in a pause for half a minute after they last did, from the half of its usual silence
+    on; before that, samples may be those of its last step.
+    """
+    with contextlib.closing(Watched(tmp_path)) as watched:
+        watched.still(14.0, CHILDREN)
+        assert watched.still(FLOOR + 2 * STEP - 14.0) is HangClass.WAITING
+        watched.look(moves=True)
+        watched.still(20.0, CHILDREN)
+        assert watched.still(28.0) is HangClass.WORKING
+        assert watched.still(4.0) is HangClass.WAITING
 
 
 def test_what_is_reported() -> None:

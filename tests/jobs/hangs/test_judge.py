@@ -13,6 +13,7 @@ from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.judge import Standstill, judge
 from dshealthd.jobs.hangs.states import NO_WORK, RankState, Work
 from dshealthd.linux.activity import ThreadState
+from dshealthd.linux.socket_waits import TERMINAL
 from dshealthd.training.message import Phase, StepStage
 from tests.jobs.standstills import rank_state
 
@@ -400,6 +401,10 @@ def test_idle_ranks_alone() -> None:
     idle = [replace(rank, stage=INPUT, silence=IDLE_FOR + 1) for rank in ranks()]
     still = found(idle)
     assert (still.reason, still.hold, still.is_pause) == (HangClass.IDLE, HOLD, True)
+    for late in ([replace(rank, silence=PATIENCE + 1) for rank in idle[:n]] for n in (1, 2, 3)):
+        still = found(late)
+        assert still.shown
+        assert still.explanation == "its ranks here are between two steps, and in no collective"
 
 
 def test_a_rank_whose_gpu_does_nothing() -> None:
@@ -513,6 +518,56 @@ def test_a_debugger_is_no_hang() -> None:
         True,
     )
     assert found(ranks(**traced, stopped_for=1.0)).reason is HangClass.WAITING
+
+
+@pytest.mark.parametrize("rank_1", [{"stage": INPUT}, {"stage": FORWARD}, {}, {"step": 51}])
+def test_a_prompt_is_no_hang(rank_1: dict[str, object]) -> None:
+    """A rank that waits for what its user types, as at `breakpoint()`, is reported to the owner,
+    wherever in a step it is, and however long that takes.
+    """
+    for silence in (FLOOR + 1, 3600.0):
+        states = [replace(rank, silence=silence) for rank in ranks(**rank_1)]
+        still = found(states, Work(awaits={1: TERMINAL}))
+        assert (still.reason, still.culprits, still.is_pause) == (
+            HangClass.DEBUGGER,
+            ((1, Culprit.PROMPT),),
+            True,
+        )
+
+
+@pytest.mark.parametrize(("rank_1", "awaits", "reason"), [
+    ({"stage": INPUT}, {1}, HangClass.BETWEEN_STEPS),
+    ({"stage": INPUT}, {0}, HangClass.INPUT),  # who has begun the step is waited for by none
+    ({"stage": FORWARD}, {1}, HangClass.DESYNC),
+    ({"step": 51, "stage": INPUT}, {1}, HangClass.DESYNC),  # ahead of those that wait
+    ({"stage": INPUT, "phase": Phase.CHECKPOINT}, {1}, HangClass.CHECKPOINT),
+    ({"stage": INPUT, "state": ThreadState.BLOCKED}, {1}, HangClass.INPUT),
+])  # fmt: skip
+def test_rollouts_of_one_rank(
+    rank_1: dict[str, object], awaits: set[int], reason: HangClass
+) -> None:
+    """A rank that waits for a service's answer between two steps, while the others have begun the
+    step, is in a pause until the job's watchdog would end it; then it is named.
+    """
+    seen = Work(awaits=dict.fromkeys(awaits, "10.0.0.7:80"))
+    still = found(ranks(**rank_1), seen)
+    assert (still.reason, still.is_pause) == (reason, reason is HangClass.BETWEEN_STEPS)
+    if still.is_pause:
+        late = [replace(rank, silence=TIMEOUT - NOTICE + 1) for rank in ranks(**rank_1)]
+        assert found(late, seen).culprits == ((1, Culprit.INPUT),)
+
+
+def test_a_rank_that_goes_on_after_the_others() -> None:
+    """One that computes after the others are done, as it exports the model, waits for none of
+    them, however long; one that is idle then, does.
+    """
+    done = {"ended": ExitKind.ENDED, "ended_at": 0.0, "state": ThreadState.GONE}
+    busy = changed(WAITS, stage=INPUT, cpu=1.0, thread_cpu=1.0, silence=PATIENCE + 1)
+    states = [busy, *(changed(rank, **done) for rank in ranks()[1:])]
+    assert judge("run-1", states, 1000.0) is None
+    idle = replace(busy, cpu=0.0, thread_cpu=0.0)
+    assert judge("run-1", [idle, *states[1:]], 1000.0, lambda: Work(computes=True)) is None
+    assert found([idle, *states[1:]]).culprits == ((1, Culprit.GONE), (2, Culprit.GONE))
 
 
 def test_a_suspended_job_is_no_hang() -> None:
