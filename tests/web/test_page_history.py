@@ -91,7 +91,9 @@ def test_a_record_that_begins_anew_says_so(browser: Browser) -> None:
 
 
 def test_what_ends_is_shown_at_once(browser: Browser) -> None:
-    """The record is asked for again when a finding begins or ends, and otherwise rarely."""
+    """The record is asked for again when a finding begins or ends, or the agent has started, and
+    otherwise rarely.
+    """
     made, live = lived(), snapshot()
     more: dict[str, Any] = {}
     with serving(
@@ -106,6 +108,9 @@ def test_what_ends_is_shown_at_once(browser: Browser) -> None:
         assert sum("api/v1/history" in url for url in visit.requests) == 1
         more |= {"verdict": "critical", "findings": [finding()]}
         visit.wait("section[aria-label='History']", "GPU 3: A GPU is lost to the driver")
+        made.begin(time.time(), ("b", 60.0), crashed=False)
+        more["started"] = time.time()
+        visit.wait("section[aria-label='History']", "The node booted")
         visit.page.close()
 
 

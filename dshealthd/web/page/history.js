@@ -5,14 +5,14 @@ import { duration, plural } from "./numbers.js";
 import { LEVELS, MARKS, mark, panel, strip } from "./pieces.js";
 import { get } from "./poll.js";
 
-const EVERY = 300; // seconds between two requests while the findings stay the same: what has ended is no news
+const EVERY = 300; // seconds between two requests while findings and agent stay the same: what has ended is no news
 const AGAIN = 30; // seconds until the next request after one that failed
 const SHOWN = 10;
-const known = { asked: -EVERY, findings: "", document: null, problem: "" };
+const known = { asked: -EVERY, state: "", document: null, problem: "" };
 
-async function ask(now, findings) {
+async function ask(now, state) {
   known.asked = now;
-  known.findings = findings;
+  known.state = state;
   try {
     known.document = await get("api/v1/history", 4000);
     known.problem = "";
@@ -51,8 +51,8 @@ function entry(each, now) {
 
 export function history(status) {
   const now = status.document.time;
-  const findings = JSON.stringify(status.findings.map((finding) => [finding.alert, finding.part, finding.since]));
-  if (Math.abs(now - known.asked) >= EVERY || findings !== known.findings) ask(now, findings);
+  const state = JSON.stringify([status.document.started, ...status.findings.map((finding) => [finding.alert, finding.part, finding.since])]);
+  if (Math.abs(now - known.asked) >= EVERY || state !== known.state) ask(now, state);
   const { document: record, problem } = known;
   const last = record ? record.entries.slice(-SHOWN).reverse() : [];
   return panel(
