@@ -6,6 +6,7 @@ Only the agent's user can read them.
 from __future__ import annotations
 
 import calendar
+import contextlib
 import os
 import re
 import shutil
@@ -75,11 +76,12 @@ def bundles_among(names: Iterable[str]) -> list[Kept]:
 
 def size(directory: str | Path) -> int:
     """Return the total bytes of the files in a bundle's directory and below."""
-    return sum(
-        os.lstat(os.path.join(folder, name)).st_size
-        for folder, _, names in os.walk(directory)
-        for name in names
-    )
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # of a bundle that is being made
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
 
 
 class Bundle:
@@ -187,7 +189,8 @@ def make(
     owner = _place(directory)
     for old in _surplus(directory, max_bundles, max_bytes, user, bundle_bytes):
         # Before the free space is checked, which this increases.
-        shutil.rmtree(directory / old)
+        with contextlib.suppress(FileNotFoundError):  # another collection has removed it
+            shutil.rmtree(directory / old)
     disk = os.statvfs(directory)
     free = disk.f_bavail * disk.f_frsize
     if free < min_free + bundle_bytes:

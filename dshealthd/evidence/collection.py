@@ -7,6 +7,7 @@ deadline, and its output until then is kept.
 from __future__ import annotations
 
 import functools
+import math
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -267,8 +268,9 @@ class Collection:
             self.findings.logs = step.value["says"]
 
     def _read_dumps(self) -> None:
-        """Digest the dumps, and compare those of one standstill: written since the last progress,
-        or, where that is unknown, when the newest was. An older one shows where its rank was then.
+        """Digest the dumps, and compare those of one standstill: new ones, and those written since
+        the last progress, or, where that is unknown, when the newest was. An older one shows where
+        its rank was then.
         """
         digests: dict[str, dict[int, tuple[float, Mapping[str, Any]]]] = {}
         # In turn: several that need dumps.MEMORY each would take more than the service may have,
@@ -279,7 +281,8 @@ class Collection:
             step = dumps.digested(f"digest {rank.pid}", data)
             self._record(step)
             if not step.problem:
-                digests.setdefault(rank.job, {})[rank.rank] = recorder["written"], step.value
+                written = math.inf if not recorder["note"] else recorder["written"]
+                digests.setdefault(rank.job, {})[rank.rank] = written, step.value
                 self._bundle.append(
                     f"{rank.file}.flight-recorder.json",
                     documents.dumps(step.value, indent=1).encode(),

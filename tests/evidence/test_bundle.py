@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,24 @@ def test_the_oldest_ones_go(tmp_path: Path) -> None:
         new(tmp_path, f"job-{number}", NOW + number)
     assert [entry.job for entry in bundles_in(tmp_path / "evidence")] == ["job-2", "job-3", "job-4"]
     assert (tmp_path / "evidence/notes").is_dir()
+
+
+def test_two_at_once_remove_the_same_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evidence by hand, beside the agent's, may be faster; its files come and go meanwhile."""
+    for number in range(3):
+        new(tmp_path, f"job-{number}", NOW + number).append("a.txt", b"1")
+    rmtree, lstat = shutil.rmtree, os.lstat
+
+    def removed(path: Path) -> None:
+        rmtree(path)
+        rmtree(path)
+
+    def replaced(path: str, **how: Any) -> os.stat_result:
+        return lstat(f"{path}.gone" if "job-2" in str(path) else path, **how)
+
+    monkeypatch.setattr(shutil, "rmtree", removed)
+    monkeypatch.setattr(os, "lstat", replaced)
+    assert new(tmp_path, "job-3", NOW + 3).path.is_dir()
 
 
 def test_bytes_of_all_are_bounded(tmp_path: Path) -> None:

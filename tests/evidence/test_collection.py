@@ -399,6 +399,24 @@ def test_a_dump_of_another_time_accuses_nobody(
     assert sum(name.endswith("flight-recorder.json") for name in files) == 2
 
 
+def test_a_new_dump_counts_whatever_its_file_server_s_clock_says(tmp_path: Path) -> None:
+    """Its time is the server's, which may be behind the node's."""
+    bundle = Bundle(tmp_path / "bundle", BUNDLE_BYTES, (os.geteuid(), os.getegid()))
+    done = entry(1, state="completed")
+    case = HangCase(job="slurm-7", reason="waiting", since=NOW)
+    collection = Collection(
+        case, Host(), bundle, node="", begun=NOW, py_spy=None, logs=LogSources()
+    )
+    for number, content in enumerate((dump(done, entry(2)), dump(done))):
+        rank = RankEvidence("slurm-7", number, 100 + number)
+        name = f"{rank.file}.flight-recorder.pickle"
+        bundle.append(name, content)
+        rank.facts["recorder"] = {"file": name, "note": "", "written": NOW - 3600.0}
+        collection.findings.ranks.append(rank)
+    collection._read_dumps()
+    assert ["never entered" in line for line in collection.findings.collectives] == [True]
+
+
 @as_root
 @pytest.mark.parametrize("stranger_first", [False, True])
 def test_another_user_s_rank_of_the_same_name_stays_out(
