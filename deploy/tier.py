@@ -35,7 +35,7 @@ FLEET = DIRECTORY / "dshealthd-fleet.json"
 """The dashboard of all nodes, which belongs to the server that has the tier."""
 WHOLE = (findings.FINDING.name, findings.VALUE.name)
 """Families that are in the tier whole, as rules read them finding by finding."""
-OF_SCRAPES = ("up", "scrape_samples_scraped")
+OF_SCRAPES = ("up",)
 """What Prometheus adds to a scrape, and the rules read."""
 _OPERATORS = {"Equal": "=", "NotEqual": "!=", "Re": "=~", "NotRe": "!~"}
 _CHILDREN = ("lhs", "rhs", "expr", "vector_selector", "param")
