@@ -80,7 +80,9 @@ def _programs(start: Start, subject: str) -> list[Mapping[str, Sequence[str]]]:
         if subject == ("accelerate" if one.by_accelerate else one.program):
             outer = start.requested if subject == "srun" else {}  # which holds for steps, too
             options = {name: [value] for name, value in {**outer, **one.options}.items()}
-            more = {"open": [""]} if one.is_partial and not one.by_accelerate else {}
+            begin = "".join(one.arguments[:1])
+            is_open = begin.startswith("$") or (subject == "srun" and one.is_partial)
+            more = {"open": [""]} if is_open else {}
             found.append({**options, "arguments": one.arguments[:1], "program": [""], **more})
     return [
         *found,

@@ -240,6 +240,7 @@ COMMANDS = (
     ("srun -N1 -n1 bash -c 'python x.py' --lr 1", "bash -c runs 'python x.py' alone"),
     ("srun -N1 -n1 bash -c 'python x.py $@' -- --lr 1", ""),
     ("torchrun $ARGS", ""),
+    ("torchrun --nproc-per-node=1 - x", ""),
     # a file, or a variable, may say where ranks run
     ("accelerate launch x.py --num_processes 8", "--num_processes stands behind the script"),
     ("accelerate launch --config_file a.yaml x.py --num_processes 8", ""),

@@ -132,6 +132,8 @@ CASES = (
     ("NNODES = 4", "NNODES=4", "NNODES is not set"),
     ("NNODES = 4", "B=x\nif [[ -n $A && $B = x ]]; then\n  b\nfi", "NNODES is not set"),
     ("NNODES = 4", "((A = (1 + 2) * 3)) || b", "NNODES is not set"),
+    ("cat > a.sh <<'E'\nNNODES = 4\nE\n. ./a.sh",
+     "python - > a.sh <<'E'\nNNODES = 4\nE\n. ./a.sh", "NNODES is not set"),
     ("export NNODES = 4", "for ((i = 0; i < 4; i++)); do\n  a\ndone", "NNODES is not set"),
     ("if [$A -eq 0 ]; then\n  b\nfi", "if [ $A -eq 0 ]; then\n  b\nfi", "is no command"),
     ("set -e\npython t.py\nrc=$?\necho $rc\nif [ $rc -ne 0 ]; then\n  scontrol requeue 1\nfi",

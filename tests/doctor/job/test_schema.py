@@ -108,6 +108,15 @@ spec:
 """
 
 
+@pytest.mark.parametrize(
+    ("group", "is_told"), [("rbac.authorization.k8s.io/v1", False), ("v1", True)]
+)
+def test_names_of_rights(group: str, *, is_told: bool) -> None:
+    """Roles and their bindings may have other names than the rest of the objects."""
+    other = f"apiVersion: {group}\nkind: Other\nmetadata: {{name: 'train:Edit'}}\n---"
+    assert ("other characters" in said(other + JOB)) == is_told
+
+
 def test_fields_that_the_table_does_not_have() -> None:
     """A field of an object that the table does not know, or of a newer one, is not refused for
     being one of another object.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 _OUTER = programs.WRAPPERS | programs.ELSEWHERE | {"srun"}
 """Programs that run another one among their words."""
-
-
 _MAY_HOLD_OPTIONS = re.compile(r"\$(?!(?:\w+|\{\w+\})[/:])")
 """Begins a word that may become several; a path that begins with a variable is one."""
 

@@ -35,6 +35,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _TEST_ENDS = re.compile(r"\s\]\](?![^\s;&|)])")
+"""The end of `[[`, inside of which operators end no command."""
 PIECE = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|([^'\"\\]+)", re.DOTALL)
 _SUBSTITUTION = re.compile(r"[$<>]\(")
 _WHERE = re.compile(r"\s*(?:which|command\s+-v|type\s+-p)\s+([\w.-]+)\s*")
@@ -291,7 +292,7 @@ def words(text: str) -> Iterator[tuple[str, str]]:
         if found == "[[" and ends and at > test:
             ending = _TEST_ENDS.search(text, at)
             test, ends = (ending.end() if ending else 0), ending is not None
-        if at <= test and kind in {"operator", "redirection"}:  # one of the test
+        if at <= test and kind in {"operator", "redirection"}:
             if found != "\n":
                 yield found, "word"
             continue

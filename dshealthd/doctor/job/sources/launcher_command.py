@@ -437,7 +437,7 @@ def _options(rest: Sequence[str], program: str) -> tuple[dict[str, str], list[st
     """
     options: dict[str, str] = {}
     at, is_partial = 0, False
-    while at < len(rest) and rest[at].startswith(("-", "$")):
+    while at < len(rest) and rest[at].startswith(("-", "$")) and rest[at] != "-":
         word = rest[at]
         if word.startswith("$"):
             is_partial = True

@@ -309,15 +309,16 @@ def _documents(text: str) -> Iterator[Any]:
     """
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class KubectlLoader(yaml.SafeLoader):
         def construct_yaml_bool(self, node: yaml.ScalarNode) -> bool:
             return node.value.lower() in {"y", "yes", "true", "on"}
 
-    Loader.yaml_implicit_resolvers = {}
-    Loader.add_constructor("tag:yaml.org,2002:bool", Loader.construct_yaml_bool)
+    KubectlLoader.yaml_implicit_resolvers = {}
+    KubectlLoader.add_constructor("tag:yaml.org,2002:bool", KubectlLoader.construct_yaml_bool)
     for kind, pattern, first in _SCALARS:
-        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(pattern), list(first))
-    return yaml.load_all(text, Loader=Loader)
+        tag = f"tag:yaml.org,2002:{kind}"
+        KubectlLoader.add_implicit_resolver(tag, re.compile(pattern), list(first))
+    return yaml.load_all(text, Loader=KubectlLoader)
 
 
 def from_json(document: dict[str, Any]) -> Manifest:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 SOURCE = "kubernetes.io/docs/reference/kubernetes-api; CRDs of the controllers"
 _ROOT = {"apiVersion": "text", "kind": "text", "metadata": "ObjectMeta", "status": "any"}
+_OF_RIGHTS = "rbac.authorization.k8s.io"
+"""The group of objects whose names may have any characters but / and % (path segments)."""
 _NUMBERED = {"int": int, "bool": bool}
 
 
@@ -63,6 +65,8 @@ def nodes(whole: ManifestFields) -> Iterator[Node]:
     kinds, _ = _types()
     group, slash, _ = (whole.text("apiVersion") or "batch/v1").rpartition("/")
     spec = kinds.get(f"{group}{slash or '/'}{whole.text('kind')}")
+    if group == _OF_RIGHTS:
+        return
     if spec:
         yield from _known(Node(f"{spec} object", "", whole, f"{spec} object"))
     else:

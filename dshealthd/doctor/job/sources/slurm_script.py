@@ -45,6 +45,8 @@ ALLOCATION = {
     "SLURM_JOB_NODELIST": "nodelist",
 }
 """Variables that Slurm sets in the script of a job, by what the job requested."""
+_COPIES = frozenset({"cat", "tee"})
+"""Programs whose output is their here-document."""
 _DEFAULTED = re.compile(r"\$\{(\w+):?-")
 _SEPARATOR = re.compile(r"#SBATCH\s+(?:het|pack)job\b")
 """Stands between the components of a heterogeneous job (slurm.schedmd.com)."""
@@ -148,7 +150,8 @@ def parse(
 
     def written(name: str) -> str:
         """Return the text of a file that the script writes itself; empty where it does not."""
-        files = [one for one in seen if one.document and one.target]
+        copies = [one for one in seen if os.path.basename(one.words[0]) in _COPIES]
+        files = [one for one in copies if one.document and one.target]
         return "".join([one.document for one in files if same(name) == same(one.target)][-1:])
 
     def found(name: str) -> str:
