@@ -78,10 +78,9 @@ class ThisNode:
         if worker_pool is None:
             return NO_PYTHON
         policy = self._state.policy
+        # Busy, too: what was seen there may have been this node's own workers.
         if policy.objection(scheduled=scheduled, asked=asked) in {"", BUSY}:
-            await (
-                self._state.gpus.refresh()
-            )  # what kept them busy may be over, as a round of its own
+            await self._state.gpus.refresh()
         if reason := policy.objection(scheduled=scheduled, asked=asked):
             return reason
         if not worker_pool.ready:
