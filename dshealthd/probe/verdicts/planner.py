@@ -172,8 +172,8 @@ def _for_pair(pair: PairSuspicion, state: PlanningInput) -> Iterator[ExtraRound]
     elif RUN in pair.signals and len(pair.echoes(company)) < PEERS:
         # While it waited in vain, and others for it, both ends have met nobody else. Echoes with
         # others show at once which of the ends loses packets.
-        met = out | pair.echoes(company).keys()
-        if name := company.choose(near=None, asked={}, ill=met, now=state.now):
+        known = out | pair.echoes(company).keys()
+        if name := company.choose(near=None, asked={}, ill=known, now=state.now):
             yield ExtraRound(Confirmation((me, name), RoundKind.LIGHT))
     # What others know may be older than the fault in its first epoch, and until a good round with
     # another peer this node may be ill itself.
