@@ -23,6 +23,7 @@ from dshealthd.core import background
 from dshealthd.core.result import CollectionOutcome, CollectionResult
 from tests.agents import RunningAgent, running, seconds_to_end
 from tests.findings.test_judge import Node, loaded
+from tests.waiting import eventually
 
 FAST = "[collectors.memory]\ninterval = '100ms'\n"
 TOTAL = "dshealthd_memory_total_bytes"
@@ -55,6 +56,21 @@ def test_serves_this_machine_until_it_is_stopped(tmp_path: Path) -> None:
         assert agent.get("/-/healthy")
         assert seconds_to_end(agent.process) < 3
         assert agent.process.wait() == 0
+
+
+async def test_probes_have_collectors_look(tmp_path: Path) -> None:
+    """Before a round, whatever their intervals, as a job may just have started."""
+    file = tmp_path / "dshealthd.toml"
+    file.write_text(f"[path]\nstate = '{tmp_path}'\n[collectors.gpu_bus]\ninterval = '1h'\n")
+    agent = Agent(config.load(file), file, {})
+    await agent._scheduler.apply(agent._config)
+    try:
+        await eventually(lambda: agent._snapshot["gpu_bus"].sampled)
+        first = agent._snapshot["gpu_bus"].sampled
+        agent._probes._collect(["gpu_bus"])
+        await eventually(lambda: agent._snapshot["gpu_bus"].sampled != first)
+    finally:
+        await agent._scheduler.close()
 
 
 def test_agent_that_has_read_nothing_knows_nothing(tmp_path: Path) -> None:

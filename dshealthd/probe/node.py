@@ -6,21 +6,22 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.members.schedule import epoch_at
-from dshealthd.probe.observation import ON_DEMAND
+from dshealthd.probe.observation import ON_DEMAND, Outcome, Stage
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.policy import BUSY
 from dshealthd.probe.rounds.plan import job
+from dshealthd.probe.workers.job import RankResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from dshealthd.probe.members.membership import Membership
-    from dshealthd.probe.observation import PeerReport, RoundPlan, Stage
+    from dshealthd.probe.observation import PeerReport, RoundPlan
     from dshealthd.probe.peers.client import PeerClient
     from dshealthd.probe.rounds.active_round import ActiveRound
     from dshealthd.probe.state import ProbeState
     from dshealthd.probe.verdicts.detector import Detector
-    from dshealthd.probe.workers.job import RankResult
+    from dshealthd.probe.workers.job import WorkerJob
     from dshealthd.probe.workers.store import StoreHandler
     from dshealthd.probe.workers.worker_pool import WorkerPool
 
@@ -34,6 +35,10 @@ GPUS_DIFFER = "gpus_differ"
 """The node has fewer GPUs than the round needs."""
 PREPARATION = 60.0
 """Timeout in seconds for importing torch from a cold disk."""
+WATCH = 2.0
+"""Seconds between looks for a job that has started beside workers: most rounds are over by then,
+one that hangs takes up to a minute. A rank imports torch for longer before it uses a GPU.
+"""
 
 
 class ThisNode:
@@ -78,10 +83,9 @@ class ThisNode:
         if worker_pool is None:
             return NO_PYTHON
         policy = self._state.policy
+        # Busy, too: what was seen there may have been this node's own workers.
         if policy.objection(scheduled=scheduled, asked=asked) in {"", BUSY}:
-            await (
-                self._state.gpus.refresh()
-            )  # what kept them busy may be over, as a round of its own
+            await self._state.gpus.refresh()
         if reason := policy.objection(scheduled=scheduled, asked=asked):
             return reason
         if not worker_pool.ready:
@@ -104,7 +108,6 @@ class ThisNode:
 
     async def work(self, active: ActiveRound, store: StoreHandler) -> tuple[RankResult, ...]:
         """Run this node's workers of the active round, which meet in `store`."""
-        assert self.workers is not None  # noqa: S101 - a node without workers is never ready
 
         def progress(_rank: int, stage: Stage) -> None:
             active.stage = stage
@@ -116,7 +119,31 @@ class ThisNode:
             interface=self.interface,
             adapters=self.adapters,
         )
-        return tuple(await self.workers.run(work, store, progress))
+        return await self.run(work, store, progress)
+
+    async def run(
+        self, work: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
+    ) -> tuple[RankResult, ...]:
+        """Run this node's workers, and end them if a job starts meanwhile: their results say so."""
+        assert self.workers is not None  # noqa: S101 - a node without workers is never ready
+        running = asyncio.ensure_future(self.workers.run(work, store, progress))
+        try:
+            while not (await asyncio.wait({running}, timeout=WATCH))[0]:
+                if self._state.options.policy.gpus == "idle" and await self._state.gpus.taken():
+                    return tuple(
+                        RankResult(
+                            rank=spec.rank,
+                            outcome=Outcome.DECLINED,
+                            stage=Stage.IMPORT,
+                            reason=BUSY,
+                            part=spec.part,
+                        )
+                        for spec in work.rank_specs
+                    )
+            return tuple(running.result())
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
     async def close(self) -> None:
         """Cancel preparation of the workers if it is in progress."""

@@ -71,6 +71,11 @@ class GpuOccupancy:
         self._collect(names)
         await holds(lambda: all(map(self._is_current, names)), REFRESH)
 
+    async def taken(self) -> bool:
+        """Return whether a job has started beside this node's own workers, one on each GPU."""
+        await self.refresh()
+        return self._ranks() == TRAINING or any(n > 1 for n in self._processes().values())
+
     def count(self) -> int:
         """Return the number of GPUs that NVML reported; 0 if unknown."""
         return len(self._processes())

@@ -411,14 +411,12 @@ class SlotRunner:
         gpus, begin = self._state.gpus.count(), self._state.monotonic()
         plan = local_plan(self._me, gpus, epoch)
         reason = await self.node.obstacle(scheduled=epoch != ON_DEMAND)
-        if reason or self._state.worker_pool is None:
+        if reason:
             findings = RoundResult(Outcome.DECLINED, Stage.INVITE, reason=reason)
             self._state.metrics.skip(reason)
         else:
             work = local_job(gpus, steps_at(0, 1, Backend.NCCL), DEADLINES)
-            results = await self._state.worker_pool.run(
-                work, LocalStore(), lambda _rank, _stage: None
-            )
+            results = await self.node.run(work, LocalStore(), lambda _rank, _stage: None)
             self._state.metrics.record_checksums(results)
             findings = combine(plan, self._me, {self._me: tuple(results)})
         observation = findings.observation(plan, None, self._state.wall())

@@ -148,6 +148,13 @@ class FakeNode(ThisNode):
         """Return why the GPUs are not to be used."""
         return self.reason
 
+    async def run(
+        self, work: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
+    ) -> tuple[RankResult, ...]:
+        """Run the workers, beside which no job starts."""
+        workers: Any = self.workers
+        return tuple(await workers.run(work, store, progress))
+
     def report(self) -> PeerReport:
         """Return what it tells of itself."""
         return PeerReport(1.0, pairs={self.name: 1.0})

@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from dshealthd import __version__
+from dshealthd.collectors.job_environment import RANKS
 from dshealthd.core.options import Duration
+from dshealthd.core.result import CollectionOutcome, CollectionResult
+from dshealthd.probe import node as node_module
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.node import ThisNode
 from dshealthd.probe.observation import (
@@ -31,8 +34,11 @@ from dshealthd.probe.options import PolicyOptions, ProbeOptions
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.rounds.active_round import RoundReport
+from dshealthd.probe.rounds.plan import local_job
 from dshealthd.probe.slots import SlotRunner, jitter
 from dshealthd.probe.verdicts.planner import Confirmation
+from dshealthd.probe.workers.job import RankResult
+from dshealthd.probe.workers.store import LocalStore
 from tests.probe.peering import Time
 from tests.probe.services import snapshot
 
@@ -397,6 +403,54 @@ async def test_own_workers_that_are_gone_keep_no_round_away(
     gpus = played._state.gpus = GpuOccupancy(shot, time.monotonic, collect)
     played._state.policy = Policy(PolicyOptions(), gpus, Time())
     assert await node.obstacle(scheduled=True) == obstacle
+
+
+@pytest.mark.parametrize(
+    ("processes", "ranks", "gpus", "ended"),
+    [
+        (1, 0, "idle", False),  # its own worker
+        (2, 0, "idle", True),
+        (1, 4, "idle", True),
+        (1, 4, "always", False),
+    ],
+)
+async def test_a_round_ends_when_a_job_starts(
+    played: Played,
+    monkeypatch: pytest.MonkeyPatch,
+    processes: int,
+    ranks: int,
+    gpus: str,
+    *,
+    ended: bool,
+) -> None:
+    """Its workers leave the GPUs within seconds, even if they hang, and nobody is accused of it."""
+    monkeypatch.setattr(node_module, "WATCH", 0.01)
+    node, shot, over = with_gpus(played, 1, Time()), snapshot({"0": 0}), asyncio.Event()
+    shot.expect("job_environment", 1000.0)
+    looks: list[Iterable[str]] = []
+
+    def collect(names: Iterable[str]) -> None:
+        looks.append(names)
+        shot.put("gpu_processes", snapshot({"0": processes})["gpu_processes"].result)
+        found = (RANKS(ranks, "run-1", "r"),) if ranks else ()
+        shot.put("job_environment", CollectionResult(CollectionOutcome.OK, found))
+
+    async def run(*_: object) -> list[RankResult]:
+        async with asyncio.timeout(None if ended else 0.2):
+            await over.wait()
+        return []
+
+    played._state.gpus = GpuOccupancy(shot, time.monotonic, collect)
+    played._state.options = ProbeOptions(policy=PolicyOptions(gpus=gpus))  # type: ignore[arg-type]
+    node.workers = SimpleNamespace(run=run)  # type: ignore[assignment]
+    work = local_job(1, ((8, 1),), {})
+    if ended:
+        (result,) = await node.run(work, LocalStore(), lambda *_: None)
+        assert (result.outcome, result.reason) == (Outcome.DECLINED, "busy_gpu")
+    else:
+        with pytest.raises(TimeoutError):
+            await node.run(work, LocalStore(), lambda *_: None)
+    assert bool(looks) is (gpus == "idle")
 
 
 def test_who_is_left_out() -> None:

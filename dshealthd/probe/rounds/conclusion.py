@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import FLOOR, Outcome, RoundResult, Stage, Timing
+from dshealthd.probe.policy import BUSY
 from dshealthd.probe.rounds.active_round import Decline
 from dshealthd.probe.workers.job import OWN, STAGES, late
 
@@ -84,6 +85,13 @@ def combine(
         return RoundResult(Outcome.FAILED, Stage.SIZES, (), tuple(absurd), IMPLAUSIBLE)
     ranks = [rank for share in shares.values() for rank in share]
     stage = min((rank.stage for rank in ranks), key=STAGES.index, default=Stage.INVITE)
+    for reason in (BUSY, Decline.VERSIONS):
+        if any(rank.reason == reason for rank in ranks) and not any(
+            rank.own_finding for rank in ranks
+        ):
+            # A job has started on a node, which has ended its workers; or nodes are being upgraded,
+            # one after the other. None is at fault.
+            return RoundResult(Outcome.DECLINED, stage, reason=reason)
     starved = {
         name for name, share in shares.items() if any(rank.reason == STARVED for rank in share)
     }
@@ -96,11 +104,6 @@ def combine(
     bad = [rank for rank in ranks if rank.outcome is not Outcome.OK]
     if not bad:
         return RoundResult(Outcome.OK, Stage.DONE, own_timings(merge(ranks), shares.get(me, ())))
-    if any(rank.reason == Decline.VERSIONS for rank in bad) and not any(
-        rank.own_finding for rank in bad
-    ):
-        # They are being upgraded, one after the other: neither is at fault.
-        return RoundResult(Outcome.DECLINED, stage, reason=Decline.VERSIONS)
     owners = {rank.rank: member for member, share in shares.items() for rank in share}
     guilty = {owners[rank] for rank in late(ranks)}
     if len(guilty) > 1 and all(rank.stage is Stage.IMPORT for rank in bad):

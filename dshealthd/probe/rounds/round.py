@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.members.schedule import root_order
-from dshealthd.probe.observation import ON_DEMAND, Outcome, RoundKind
+from dshealthd.probe.observation import ON_DEMAND, Outcome, RoundKind, Stage
 from dshealthd.probe.peers.protocol import Refusal, Rejection
 from dshealthd.probe.rounds import leader, member, remote_store
 from dshealthd.probe.rounds.active_round import (
@@ -98,6 +98,7 @@ class Rounds:
         if (
             result.outcome is Outcome.DECLINED
             and result.reason not in WHOLE
+            and result.stage is Stage.INVITE
             and plan.kind is not RoundKind.LIGHT  # whatever a later release declines it for
         ):
             return await self.lead(plan.light(), result.reason)

@@ -10,6 +10,7 @@ the two are unlike: in their GPUs or adapters, or in how far they are from most 
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,7 +47,9 @@ _MANY = 2
 node, or in another room.
 """
 _MOST, _PATIENCE = 12, 12
-"""Bad rounds of a pair, and epochs since the first, after which it is called ambiguous."""
+"""Failed calls of a pair, and epochs since the first, after which it is called ambiguous. Of
+collectives, as many as make it a link count: more are not asked for.
+"""
 _STALE = 6
 """Epochs without a round after which a suspicion of a peer is dropped."""
 _FLAPS = 36
@@ -213,7 +216,7 @@ class PairSuspicion:
         alone = len(company.leaves) <= PEERS  # nobody else can tell
         waits = not alone and (
             epoch <= self.first.epoch + _PATIENCE
-            or self.bads < _MOST
+            or (self.bads < _MOST if REACH in self.signals else self.missing > 0)
             or mine.ill > mine.good  # the fault is not this pair's alone
         )
         if REACH not in self.signals:
@@ -252,6 +255,16 @@ class PairSuspicion:
                 good += 1
                 well += (light or not met.light) and (near or not met.round.near)
         return Others(well, ill, good)
+
+    def met(self, company: Company) -> Counter[str]:
+        """Return how often this node has met each other member since then, in rounds like this."""
+        return Counter(
+            met.round.peer
+            for met in company.log
+            if met.light is (self.kind is RoundKind.LIGHT)
+            and met.round.number > self.first.number
+            and met.round.peer != self.peer
+        )
 
     def opinion(self, told: PeerReport, me: str) -> float | None:
         """Return the ratio that the peer reports of its collectives with this node; None if there

@@ -172,8 +172,8 @@ def _for_pair(pair: PairSuspicion, state: PlanningInput) -> Iterator[ExtraRound]
     elif RUN in pair.signals and len(pair.echoes(company)) < PEERS:
         # While it waited in vain, and others for it, both ends have met nobody else. Echoes with
         # others show at once which of the ends loses packets.
-        met = out | pair.echoes(company).keys()
-        if name := company.choose(near=None, asked={}, ill=met, now=state.now):
+        known = out | pair.echoes(company).keys()
+        if name := company.choose(near=None, asked={}, ill=known, now=state.now):
             yield ExtraRound(Confirmation((me, name), RoundKind.LIGHT))
     # What others know may be older than the fault in its first epoch, and until a good round with
     # another peer this node may be ill itself.
@@ -181,12 +181,16 @@ def _for_pair(pair: PairSuspicion, state: PlanningInput) -> Iterator[ExtraRound]
         return
     if rests or pair.peer in state.unreached:
         return
-    if pair.bads >= HARD_BADS and not others.fine:
-        near = company.near(pair.peer)
-        if name := company.choose(near=near, asked={}, ill=out, now=state.now):
+    if pair.bads >= HARD_BADS:
+        met, near = pair.met(company), company.near(pair.peer)
+        name = company.choose(near=near, asked=met, ill=out, now=state.now)
+        # With several: the peer counts with how many this node is well.
+        if name and (not others.fine or (len(met) < PEERS and name not in met)):
             yield ExtraRound(Confirmation((me, name), pair.kind))
             return
-    # More than enough rounds of the pair add nothing. What is still missing then is that both ends
-    # are well with others, which later epochs show.
-    if pair.missing > 0 or pair.checked != epoch:
+    if pair.missing > 0:
         yield from again
+    elif pair.checked != epoch:
+        # More rounds of the pair add nothing, and keep its ends from others. What is still missing
+        # is that both are well with these: an echo brings the peer's report.
+        yield ExtraRound(Confirmation((me, pair.peer), RoundKind.LIGHT), peer=pair.peer)

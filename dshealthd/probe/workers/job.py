@@ -118,7 +118,7 @@ class RankResult:
     `versions_differ`, `refused`, `connection_lost`, `no_route`, `no_address`, `timeout`, `store`,
     `out_of_memory`, `error`, `malformed`, `ended_early` (another rank failed first), `parent`,
     `no_python`, `no_torch`, `writable`, `busy` (its predecessor cannot be killed),
-    `starved` (this node got too little CPU to tell).
+    `starved` (this node got too little CPU to tell), `busy_gpu` (a job has started beside it).
     """
     detail: str = transient(default="")
     """Free text, for a person."""

@@ -34,10 +34,11 @@ from dshealthd.core.schema import (
     loads,
     of,
 )
-from dshealthd.probe.observation import Stage, Timing
+from dshealthd.probe.observation import Outcome, RoundResult, Stage, Timing
 from dshealthd.probe.peers import messages
 from dshealthd.probe.peers.fields import RATIO, REASONS, KnownReason, NodeName, Ratios, Text
 from dshealthd.probe.peers.messages import METHODS, VERSIONS, Data, Method
+from dshealthd.probe.peers.protocol import MAX_MESSAGE
 from dshealthd.probe.workers.job import RankResult
 
 JSON = st.recursive(
@@ -309,3 +310,11 @@ def test_a_round_between_nodes_has_two(members: str, *, allowed: bool) -> None:
     body = {"members": [*members], "kind": "pair", "steps": []}
     with contextlib.nullcontext() if allowed else pytest.raises(SchemaError, match="2 items"):
         METHODS["lead"].request.read(body)
+
+
+def test_the_longest_report_of_times_fits_into_a_message() -> None:
+    """Of eight rails at 32 sizes, as long as numbers get."""
+    timing = Timing("all_reduce", 1 << 30, 0.12345678901234567, 123456789012.34567, "mlx5_10:1")
+    result = RoundResult(Outcome.OK, Stage.DONE, (timing,) * 256)
+    conclusion = {"round": "f" * 16, "result": result, "offset": -0.00012345678901234567}
+    assert len(dumps(conclusion, METHODS["conclusion"].request)) < MAX_MESSAGE

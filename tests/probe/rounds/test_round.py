@@ -370,6 +370,16 @@ CASES = {
         "inconclusive store ended_early 0",
         "inconclusive - deadline",
     ),
+    "a job has started at one": (
+        "hung sizes deadline 5",
+        "declined import busy_gpu 0",
+        "declined - busy_gpu",
+    ),
+    "a job has started, and a sum is wrong": (
+        "declined import busy_gpu 0",
+        "corrupted verify wrong_data 9",
+        "corrupted them wrong_data",
+    ),
     "other torch": (
         "failed store versions_differ 0",
         "failed store versions_differ 0",

@@ -167,12 +167,24 @@ def test_what_ends_an_accusation(accused: str, *, well: int, over: int) -> None:
     assert pair.update(a_round(1), frozenset(), 1.0, "", {ECHO: bool(well)}) is bool(over)
 
 
-@pytest.mark.parametrize(("bads", "epoch", "ambiguous"), [(12, 12, 0), (11, 13, 0), (12, 13, 1)])
-def test_a_pair_is_ambiguous_in_the_end(bads: int, epoch: int, *, ambiguous: int) -> None:
-    """If the peer does not say how it is with others, the pair is ambiguous after twelve epochs and
-    as many bad rounds.
+@pytest.mark.parametrize(
+    ("signal", "bads", "epoch", "ambiguous"),
+    [
+        (REACH, 12, 12, 0),
+        (REACH, 11, 13, 0),
+        (REACH, 12, 13, 1),
+        (ECHO, 6, 12, 0),
+        (ECHO, 5, 13, 0),
+        (ECHO, 6, 13, 1),
+    ],
+)
+def test_a_pair_is_ambiguous_in_the_end(
+    signal: Signal, bads: int, epoch: int, *, ambiguous: int
+) -> None:
+    """If the peer does not say how it is with others, the pair is ambiguous after twelve epochs,
+    and as many failed calls, or as many slow rounds as a link needs.
     """
-    found = suspicion(ECHO, bads, 10.0).find(company(), set(), epoch)
+    found = suspicion(signal, bads, 10.0).find(company(), set(), epoch)
     assert found is (PairVerdict.AMBIGUOUS if ambiguous else PairVerdict.NOTHING)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 
-from dshealthd.probe.observation import HARD
+from dshealthd.probe.observation import HARD, RoundKind
 from dshealthd.probe.verdicts.company import Company
 from dshealthd.probe.verdicts.pairs import PairSuspicion
 from dshealthd.probe.verdicts.planner import PlanningInput, early, plan
@@ -74,6 +75,35 @@ def test_a_slow_peer_that_cannot_be_asked(
     met(known, "b", 1.0)
     known.rest("peer", declined)
     assert bool(planned(known, suspicion(ECHO, 3, 10.0), unreached=unreached)) is again
+
+
+@pytest.mark.parametrize(
+    ("bads", "others", "checked", "expected"),
+    [
+        (3, "a", 5, RoundKind.PAIR),
+        (3, "aa", 5, RoundKind.PAIR),
+        (3, "ab", 5, RoundKind.PAIR),
+        (6, "ab", 5, RoundKind.LIGHT),
+        (6, "ab", 6, None),
+    ],
+)
+def test_what_a_slow_pair_needs(
+    bads: int, others: str, checked: int, expected: RoundKind | None
+) -> None:
+    """First this node has to be well with two others, as the peer counts them; then the pair has to
+    be slow often enough; and then the peer has to say how it is with others: an echo does for that,
+    while rounds of the pair would keep both from meeting others.
+    """
+    known, pair = company(), suspicion(TIMED, bads, 10.0)
+    pair.first, pair.checked = replace(pair.first, kind=RoundKind.PAIR), checked
+    for name in others:
+        met(known, name, 1.0, light=False)
+    state = PlanningInput(known, {}, {"peer": pair}, {}, (), epoch=6, now=0.0)
+    steps = [step.confirmation for step in plan(state)]
+    assert [step.kind for step in steps] == ([] if expected is None else [expected])
+    well = len(set(others)) > 1
+    assert all((step.members == ("me", "peer")) is well for step in steps)
+    assert not any(step.members[1] in others for step in steps)
 
 
 @pytest.mark.parametrize("accused", ["", "slow"])
