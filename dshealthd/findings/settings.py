@@ -153,8 +153,13 @@ def _shared(series: Series) -> Iterator[tuple[str, str]]:
 
 
 def _twice(series: Series) -> Iterator[tuple[str, str]]:
+    """Yield each rank that several processes have, in a run whose ranks wait for each other: what
+    a single task starts, and leaves alone, is its rank 0 each time.
+    """
+    world = by(series("job_world_size"), "run")
     for labels, processes in series("job_processes"):
-        if processes > 1:
+        ranks = max(world.get(labels["run"], 0.0), int(labels["rank"]) + 1)
+        if processes > 1 and ranks > 1:
             yield labels["training_job"], f"rank {labels['rank']} has {processes:g} processes"
 
 
