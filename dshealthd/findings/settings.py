@@ -129,9 +129,12 @@ def _shared(series: Series) -> Iterator[tuple[str, str]]:
     """Yield each GPU, not divided by MIG, that several ranks of one run have before its first step.
 
     NCCL refuses two ranks of a communicator on one GPU. A job that has a communicator, or makes
-    steps, was not refused: its ranks share the GPU by design, as trainers and generators do.
+    steps, was not refused: its ranks share the GPU by design, as trainers and generators do. So do
+    those of a program without NCCL, as simulations that MPI starts.
     """
     divided = series.parts("mig_device_info", "gpu")
+    of_torch = {"nccl", "torch"}  # which has its own NCCL where none is installed
+    trains = {labels["training_job"] for labels, _ in series("software_info", component=of_torch)}
     started = {
         point.labels["training_job"]
         for name in ("job_step", "job_nccl_communicators")
@@ -144,7 +147,7 @@ def _shared(series: Series) -> Iterator[tuple[str, str]]:
     ranks: dict[tuple[str, str, str], set[str]] = {}
     for labels, _ in series("job_gpu_info"):
         job, rank, gpu = labels["training_job"], labels["rank"], labels["gpu"]
-        if (gpu,) not in divided and job not in started:
+        if (gpu,) not in divided and job in trains - started:
             for run in runs.get((job, rank), {""}):
                 ranks.setdefault((job, run, gpu), set()).add(rank)
     for (job, _, gpu), on_gpu in ranks.items():
@@ -153,8 +156,13 @@ def _shared(series: Series) -> Iterator[tuple[str, str]]:
 
 
 def _twice(series: Series) -> Iterator[tuple[str, str]]:
+    """Yield each rank that several processes have, in a run whose ranks wait for each other: what
+    a single task starts, and leaves alone, is its rank 0 each time.
+    """
+    world = by(series("job_world_size"), "run")
     for labels, processes in series("job_processes"):
-        if processes > 1:
+        ranks = max(world.get(labels["run"], 0.0), int(labels["rank"]) + 1)
+        if processes > 1 and ranks > 1:
             yield labels["training_job"], f"rank {labels['rank']} has {processes:g} processes"
 
 

@@ -41,7 +41,7 @@ def leads_to(alert: str, well: str, ill: str, directory: Path, **more: Any) -> N
 
 def test_ranks_share_a_gpu(tmp_path: Path) -> None:
     """Row 3: two ranks on one GPU, by NVML's list of its processes."""
-    machine = Machine(tmp_path, ["gpu", "gpu_processes"])
+    machine = Machine(tmp_path, ["gpu", "gpu_processes", "software"])
     with ranks() as (one, two):
         machine.simulator.set(0, "processes", f"{one}:1000000")
         machine.simulator.set(1, "processes", f"{two}:1000000")
