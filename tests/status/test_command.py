@@ -67,7 +67,7 @@ def test_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     made.expect("gpu", 3600)
     with serving(made) as served:
         assert run("status", f"127.0.0.1:{served.port}") == 3
-        assert "UNKNOWN  1 source not readable" in capsys.readouterr().out
+        assert "UNKNOWN  not all sources read yet" in capsys.readouterr().out
     with impostors.nobody() as port:
         assert run("status", f"127.0.0.1:{port}") == 3
     said = capsys.readouterr().out
