@@ -340,10 +340,10 @@ class Detector:
             return
         opinion = None if told is None or pair is None else pair.opinion(told, self._me)
         if pair is not None and opinion is not None:
-            if opinion < self._high:
+            if opinion < self._high and not pair.accused:
                 del self._pairs[peer]  # usual for the peer: the two are unlike
                 return
-            pair.agreed += 1
+            pair.agreed += opinion >= self._high
         if late == (self._me,) and hard == RUN:
             return  # the peer waited for this node
         reason = reason_of(bads.values()) if bads else ""

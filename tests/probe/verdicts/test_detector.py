@@ -405,6 +405,17 @@ def test_pair_that_only_one_end_finds_slow_is_no_link(ratio: float, links: int) 
     assert links or [request.members for request in scene.asked] == [(ME, peer)]
 
 
+def test_an_accused_link_outlasts_a_round_that_its_other_end_finds_usual() -> None:
+    """Its ends have agreed before: it takes good rounds to end the accusation."""
+    scene, peer = met()
+    told = agreeing(ME, peer, SLOW)
+    link = scene.run(with_peer(peer, Answer(SLOW, told=told)), 2)
+    assert link == (Suspect(Part.LINK, f"{ME}--{peer}", "slow"),)
+    usual = Answer(SLOW, told=agreeing(ME, peer, 1.0))
+    scene.round((ME, peer), usual, extra=True)
+    assert scene.detector.suspects() == link
+
+
 @pytest.mark.parametrize(("others", "links"), [(1, 1), (2, 0)])
 def test_pairs_that_are_slow_alike_are_no_links(others: int, links: int) -> None:
     """Links fail one by one: where rounds with two other peers are as slow as well, these are of
