@@ -128,6 +128,19 @@ def test_help(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("words", "message"), [
+    (["targets"], "--hostfile: give one, or set probe.members"),
+    (["launches", "--output", "/nonexistent/file"], "--output: /nonexistent is not a directory"),
+])  # fmt: skip
+def test_a_command_that_lacks_something_says_what(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No members anywhere; a directory that only the service has: named by the flag that helps."""
+    (tmp_path / "empty.toml").touch()
+    assert cli.main([*words, "--config.file", str(tmp_path / "empty.toml")]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "message"), [
     (["stauts"], "dshealthd: argument COMMAND: invalid choice: 'stauts'"),
     (
         ["run", "--web.listen-adress", ":1"],
