@@ -96,7 +96,7 @@ def add_flags(parser: argparse.ArgumentParser, *, listed: bool = False) -> None:
         type=Path,
         metavar="FILE",
         default=INSTALLED if _exists(INSTALLED) else None,
-        help="TOML file; see docs/dshealthd.toml for all options (default: "
+        help="TOML file; dshealthd.toml(5), or docs/dshealthd.toml, describes it (default: "
         f"{INSTALLED}, if it exists)",
     )
     for section, schema in SECTIONS.items():
