@@ -140,6 +140,15 @@ def test_a_command_that_lacks_something_says_what(
     assert message in capsys.readouterr().err
 
 
+def test_bad_usage_of_explain_is_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """As of any other command, although its parser is its own."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["explain"])
+    assert ended.value.code == 64
+    said = "dshealthd explain: the following arguments are required: LOG"
+    assert capsys.readouterr().err == f"{said}\nSee `dshealthd explain --help`.\n"
+
+
 @pytest.mark.parametrize(("words", "message"), [
     (["stauts"], "dshealthd: argument COMMAND: invalid choice: 'stauts'"),
     (
