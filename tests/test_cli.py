@@ -105,14 +105,18 @@ def shown(name: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize("command", commands.COMMANDS, ids=lambda command: command.name)
 def test_help(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    """A command's help has its own options first, then the flags by section, and examples."""
+    """A command's help has its own options first, then the file, and examples; that of `run` has
+    the flags by section.
+    """
     text = shown(command.name, capsys)
+    run = command.name == "run"
     sections = re.findall(r"^(\w+) options:$", text, re.MULTILINE)
-    assert sections == list(config.SECTIONS)
+    assert sections == (list(config.SECTIONS) if run else [])
     own, _, flags = text.partition("\nconfiguration:\n")
     assert not re.findall(r"^  --\w+\.", own, re.MULTILINE)
     described = re.split(r"^  (?=--)", flags.partition("\nexamples:\n")[0], flags=re.MULTILINE)[1:]
-    assert len(described) > 30
+    assert len(described) > 30 if run else len(described) == 1
+    assert ("`dshealthd run --help` lists them" in flags) is not run
     for flag in described:
         assert re.match(r"(?:--\S+, )*--\S+ [A-Z]|(?:--\S+, )*--\S+ \w+\|\w+", flag), flag
         assert "(default:" in " ".join(flag.split()), flag
@@ -121,6 +125,28 @@ def test_help(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n  {example}\n" in f"{text}\n"
         words = shlex.split(example.partition("|")[0])
         assert parser.parse_args(words[1:]).command is command.function
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["targets"], "--hostfile: give one, or set probe.members"),
+    (["launches", "--output", "/nonexistent/file"], "--output: /nonexistent is not a directory"),
+])  # fmt: skip
+def test_a_command_that_lacks_something_says_what(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No members anywhere; a directory that only the service has: named by the flag that helps."""
+    (tmp_path / "empty.toml").touch()
+    assert cli.main([*words, "--config.file", str(tmp_path / "empty.toml")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_bad_usage_of_explain_is_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """As of any other command, although its parser is its own."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["explain"])
+    assert ended.value.code == 64
+    said = "dshealthd explain: the following arguments are required: LOG"
+    assert capsys.readouterr().err == f"{said}\nSee `dshealthd explain --help`.\n"
 
 
 @pytest.mark.parametrize(("words", "message"), [

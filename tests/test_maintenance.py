@@ -90,7 +90,9 @@ def test_bad_arguments_are_named(
 def test_no_state(action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A directory that is missing is named with its key, and not as a node without maintenance."""
     assert command(tmp_path / "none", action) == 1
-    error = f"path.state: {tmp_path}/none: No such file or directory\n"
+    error = (
+        f"{tmp_path}/none: No such file or directory; --path.state names the agent's directory\n"
+    )
     assert capsys.readouterr().err == f"dshealthd maintenance {action}: {error}"
 
 

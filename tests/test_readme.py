@@ -6,7 +6,6 @@ import ast
 import functools
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -246,29 +245,6 @@ def test_configurations() -> None:
             assert errors == [], path
         for body in blocks(path, "python"):
             ast.parse(body, str(path))
-
-
-def test_scrape_configuration(tmp_path: Path) -> None:
-    """README's scrape configuration is one that Prometheus takes, and gives targets their
-    labels.
-    """
-    (body,) = blocks(ROOT / "README.md", "yaml")
-    (job,) = yaml.safe_load(body)["scrape_configs"]
-    shipped = yaml_files.load(ROOT / "deploy/prometheus/dshealthd.yml")
-    exporter, node = job["relabel_configs"]
-    assert exporter == shipped["scrape_configs"][-1]["relabel_configs"][0]
-    assert node["target_label"] == "node"
-    promtool = shutil.which("promtool")
-    assert promtool, "promtool comes with Debian's prometheus; ./dev test installs it"
-    (tmp_path / "prometheus.yml").write_text(body, encoding="utf-8")
-    done = subprocess.run(
-        [promtool, "check", "config", str(tmp_path / "prometheus.yml")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_other_scrapers(tmp_path: Path) -> None:

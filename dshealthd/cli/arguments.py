@@ -33,7 +33,7 @@ class Command:
 
 
 def declare(commands: Any, command: Command) -> None:
-    """Add a command to the subparsers: its own arguments first, then the flags by section."""
+    """Add a command to the subparsers: its own arguments first, then the configuration flags."""
     description = inspect.getdoc(command.function) or ""
     examples = "\n".join(f"  {example}" for example in command.examples)
     parser: FlagParser = commands.add_parser(
@@ -46,7 +46,7 @@ def declare(commands: Any, command: Command) -> None:
     before = len(parser._actions)  # noqa: SLF001 - argparse has no other way to list them
     command.declare(parser)
     own = tuple(action.dest for action in parser._actions[before:])  # noqa: SLF001
-    add_flags(parser)
+    add_flags(parser, listed=command.name == "run")
     parser.set_defaults(
         command=command.function,
         own=own,

@@ -51,7 +51,8 @@ def maintenance(loaded: Config, action: str, duration: str | None, reason: str |
         return EXIT_FAILURE
     except (FileNotFoundError, NotADirectoryError) as error:
         print_lines(
-            f"dshealthd maintenance {action}: path.state: {loaded.path.state}: {error.strerror}",
+            f"dshealthd maintenance {action}: {loaded.path.state}: {error.strerror}; --path.state "
+            "names the agent's directory",
             error=True,
         )
         return EXIT_FAILURE

@@ -1,7 +1,7 @@
 """Flags: parsing of the command line, and its `--help`.
 
-Every configuration option outside nested tables is also a flag. A command's help shows its own
-arguments first, then these flags in one group per section.
+Every configuration option outside nested tables is also a flag. Only the help of `run` lists these
+flags, in one group per section; elsewhere they would bury a command's own arguments and examples.
 """
 
 from __future__ import annotations
@@ -79,23 +79,30 @@ class FlagParser(argparse.ArgumentParser):
         )
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the configuration flags below a command's own arguments."""
+def add_flags(parser: argparse.ArgumentParser, *, listed: bool = False) -> None:
+    """Add the configuration flags below a command's own arguments.
+
+    Args:
+        parser: The command's.
+        listed: Whether its help lists those of the sections, too.
+    """
     usage = " ".join(parser.format_usage().removeprefix("usage: ").split()).replace("%", "%%")
     parser.usage = f"{usage} [--config.file FILE] [--SECTION.OPTION VALUE]..."
-    group = parser.add_argument_group("configuration", "Flags override the file.")
+    where = "" if listed else "; `dshealthd run --help` lists them"
+    group = parser.add_argument_group("configuration", f"Flags override the file{where}.")
     group.add_argument(
         "--config.file",
         dest="config_file",
         type=Path,
         metavar="FILE",
         default=INSTALLED if _exists(INSTALLED) else None,
-        help="TOML file; see docs/dshealthd.toml for all options (default: "
+        help="TOML file; dshealthd.toml(5), or docs/dshealthd.toml, describes it (default: "
         f"{INSTALLED}, if it exists)",
     )
     for section, schema in SECTIONS.items():
         summary = " ".join((inspect.getdoc(schema) or "").split("\n\n")[0].split())
-        group = parser.add_argument_group(f"{section} options", summary)
+        if listed:
+            group = parser.add_argument_group(f"{section} options", summary)
         hints = typing.get_type_hints(schema)
         for field in dataclasses.fields(schema):
             if "doc" not in field.metadata:  # a table of its own
@@ -108,7 +115,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                 dest=f"{section}.{field.name}",
                 default=argparse.SUPPRESS,
                 metavar=field.metadata["form"] or form(hints[field.name]),
-                help=_help(field.metadata),
+                help=_help(field.metadata) if listed else argparse.SUPPRESS,
             )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NoReturn
 
@@ -27,8 +26,7 @@ EXIT = {"nothing": EXIT_NOTHING, "found": EXIT_FOUND, "undecided": EXIT_UNDECIDE
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(EXIT_USAGE, f"dshealthd explain: {printable(message)}\n")
+        self.exit(EXIT_USAGE, f"{self.prog}: {printable(message)}\nSee `{self.prog} --help`.\n")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.runbook is not None:
         symptom = symptoms.all_symptoms().get(options.runbook)
         if symptom is None:
-            made.error(f"no symptom is called {options.runbook}")
+            made.error(f"--runbook: no symptom is called {options.runbook}")
         print_lines(runbooks.render(symptom).removesuffix("\n"))
         return EXIT_NOTHING
     if not options.logs:

@@ -93,11 +93,20 @@ def _turn(part: Part) -> tuple[int, bool, float]:
 
 
 def _seen(answer: AgentAnswer, run: Entry) -> Iterator[Entry]:
-    """Yield what this node has found about a job during an attempt."""
+    """Yield what this node has found about a job during an attempt.
+
+    A finding about the job itself belongs to the attempt in which it began, although it may last
+    into the next one, or begin there soon after this one's end. One that came back within an hour
+    is a single entry, which does not say when: it and a broken part belong to each attempt.
+    """
+    begins = [one.begin for one in answer.document.get("runs", ()) if one.job == run.job]
     for entry in answer.document["entries"]:
         over = entry.end is not None and entry.end < run.begin
         later = run.end is not None and entry.begin > run.end + AFTERWARDS
-        if entry.kind == "finding" and entry.job == run.job and not (over or later):
+        if entry.kind != "finding" or entry.job != run.job or over or later:
+            continue
+        latest = max((begin for begin in begins if begin <= entry.begin), default=run.begin)
+        if entry.part != run.job or entry.times > 1 or latest == run.begin:
             yield entry
 
 

@@ -105,6 +105,25 @@ def test_what_is_one_attempt_of_several_nodes() -> None:
         assert {run: len(parts) for run, parts in found.items()} == attempts
 
 
+def test_a_jobs_finding_belongs_to_the_attempt_in_which_it_began() -> None:
+    """Not to the next one, into which a failure lasts, nor to the one that ended just before. What
+    came back may be of either, and a broken part hits both.
+    """
+    attempts = [attempt(), attempt(1, begin=START + 1810.0, end=START + 3600.0)]
+    for begin, seconds, other, expected in (
+        (1809.0, 600.0, {}, [True, False]),
+        (1810.0, 600.0, {}, [False, True]),
+        (1809.0, 600.0, {"times": 2}, [True, True]),
+        (1809.0, 600.0, {"part": "GPU 3"}, [True, True]),
+        (1810.0, 600.0, {"part": "GPU 3"}, [True, True]),
+    ):
+        given = {"job": "slurm-4711", "part": "slurm-4711"} | other
+        found = fault(START + begin, seconds, **given)
+        made = AgentAnswer("n1", document={"entries": [found], "runs": attempts})
+        (each,) = runs([made]).values()
+        assert [bool(one["findings"]) for one in each] == expected
+
+
 @pytest.fixture
 def nodes() -> Iterator[tuple[str, str]]:
     """Serve the records of two nodes: a rank of the second one failed first in the first attempt,

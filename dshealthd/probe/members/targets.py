@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.config.flags import EXIT_FAILURE
 from dshealthd.core import documents, state_file
+from dshealthd.core.options import COMMAND_LINE, ConfigError
 from dshealthd.core.sockets import listen_address
 from dshealthd.core.text import print_lines
 from dshealthd.probe.members.hostlist import MembershipError, numeric
@@ -43,12 +44,14 @@ def _address(name: str, port: int) -> str:
 
 
 def targets(loaded: Config, hostfile: str | None, output: str | None) -> int:
-    """Print the targets, or replace a file; it stays as it is if the members are unknown."""
-    options = (
-        MembershipOptions(hostfile=Path(hostfile))
-        if hostfile is not None
-        else loaded.section(ProbeOptions).members
-    )
+    """Print the targets, or replace a file; it stays as it is if the members are unknown. Raises
+    ConfigError if nothing says who they are.
+    """
+    options = loaded.section(ProbeOptions).members
+    if hostfile is not None:
+        options = MembershipOptions(hostfile=Path(hostfile))
+    elif not options.sources:
+        raise ConfigError(COMMAND_LINE, ["--hostfile: give one, or set probe.members"])
     try:
         text = document(load(options), listen_address(loaded.web.listen_address)[1])
         if output is None:
