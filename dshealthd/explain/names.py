@@ -24,7 +24,7 @@ _SPOKEN = re.compile(
 """A rank in the text of a line; that in another group than the default one is not the job's."""
 _SAID = re.compile(
     r"(?:(?:^|[:(,|=\]] *|\b(?:on|with|process|[Gg]lobal|MCW|[Ww]orker|[Cc]ontainer) )"
-    r"(?:[Rr]ank|RANK)(?:[ =]| id[:=])|\b(?:(?:global_)?rank|process_index)=)"
+    r"(?:[Rr]ank|RANK)(?:[ =]| id[:=])|\b(?:(?:global_|world_)?rank|process_index)=)"
     r"(?P<rank>\d{1,6})\b(?![-.]\d|,? (?:and|or|to) )"
 )
 _ANY_RANK = re.compile(r"\branks?\b", re.IGNORECASE)

@@ -145,6 +145,25 @@ def test_an_rdma_device_is_known_by_the_kernel_s_name_and_by_rdma_core_s(
     assert explained(f"gpu1:7:9 [0] NCCL WARN {completion} hca mlx5_ib0").device == "mlx5_ib0"
 
 
+@pytest.mark.parametrize(
+    ("seat", "ranks"),
+    [
+        ("- (ip=10.0.0.{}, pid=512{}) world_rank={}, local_rank=0, node_rank=1", (2,)),
+        ("- (node_id=ab1, ip=10.0.0.{}, pid=512{}) world_rank={}, local_rank=0", (2,)),
+        ("started: local_rank=0 pid=512{1} host=10.0.0.{0}", ()),
+    ],
+)
+def test_a_process_has_its_rank_in_the_job_not_within_its_node(
+    seat: str, ranks: tuple[int, ...]
+) -> None:
+    """Ray Train lists both; of local ranks on two hosts alone, the rank in the job is unknown."""
+    finding = explained(
+        *(f"(TrainController pid=77) {seat.format(n, n, n)}" for n in (0, 2)),
+        "(RayTrainWorker pid=5122, ip=10.0.0.2) ValueError: no labels",
+    )
+    assert (finding.host, finding.ranks) == ("10.0.0.2", ranks)
+
+
 EVENT = "  Warning  Failed  13m  kubelet  Error: write /var/lib/kubelet/x: no space left on device"
 TABLE = (
     "NAME             READY   STATUS              RESTARTS   AGE   IP           NODE     NOMINATED",
