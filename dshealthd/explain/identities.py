@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from dshealthd.explain.events import Origin
     from dshealthd.explain.facts import Recognized
+    from dshealthd.explain.names import Seat
 
 _BEFORE = re.compile(r'(?:\{"\w+": ?")?\[?([\w][\w.-]*\w)[\]@: ]')
 """What a line begins with, or the message of a container's record in JSON."""
@@ -57,10 +58,8 @@ class Identities:
                     self._tasks[event.origin.source, number].add(event.fields["host"])
         for host in (*found.nodes.values(), *chain(*self._tasks.values())):
             self.place(None, host)
-        within = (
-            *(origin for facts in found.sources for origin in facts.origins),
-            *found.seats,
-        )
+        within: list[Origin | Seat] = [*found.seats]
+        within += [origin for facts in found.sources for origin in facts.origins]
         self._homes = {
             short(one.host) for one in within if one.local is not None and one.host is not None
         }
