@@ -39,7 +39,8 @@ def text(finding: Finding, found: Recognized, unread: list[str]) -> str:
         if says:
             lines.append(f"WHAT       {says}")
         if finding.time is not None:
-            lines.append(f"WHEN       {_iso(finding.time)}")
+            own = finding.root is None or finding.root.exact
+            lines.append(f"WHEN       {'' if own else 'after '}{_iso(finding.time)}")
     now, _, later = finding.step.partition(NEXT_TIME)
     for name, texts in (
         (

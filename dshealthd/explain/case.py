@@ -299,7 +299,7 @@ def _crash(failure: Failure, case: Case) -> Event:
               "message from it"),
         place=failure.place,
         origin=Origin(failure.source, rank=failure.rank, host=failure.host), order=1 << 40,
-        stamp=stamp, exact=False, fields={"exit": str(code)},
+        stamp=stamp, exact=True, fields={"exit": str(code)},
     )  # fmt: skip
     if event.signal:
         event.says = f"rank {failure.rank} was ended by {_signal(event)}"

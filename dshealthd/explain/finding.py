@@ -146,9 +146,11 @@ def decide(found: Recognized, *, year: int) -> Finding:
     _argue(root, ordered, case)
     is_shared = _is_shared(root, ranks, says, case)
     beside = _beside(root, ranks, case)
-    if is_shared:  # of all that say it, the first is not to blame
+    is_innocent = "innocent" in root.fields
+    """Whether the line itself says that where it comes from is not to blame."""
+    if is_shared or is_innocent:  # of all that say it, the first is not to blame
         beside = {}
-    host, gpu = _whereabouts(root, ranks, case)
+    host, gpu = (None, None) if is_innocent else _whereabouts(root, ranks, case)
     host = host or beside.get("host")
     if is_shared or host == beside.get("pod"):
         host = None  # a collector's name of a pod is no host's

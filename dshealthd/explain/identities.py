@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from dshealthd.explain.events import Origin
     from dshealthd.explain.facts import Recognized
+    from dshealthd.explain.names import Seat
 
 _BEFORE = re.compile(r'(?:\{"\w+": ?")?\[?([\w][\w.-]*\w)[\]@: ]')
 """What a line begins with, or the message of a container's record in JSON."""
@@ -57,13 +58,12 @@ class Identities:
                     self._tasks[event.origin.source, number].add(event.fields["host"])
         for host in (*found.nodes.values(), *chain(*self._tasks.values())):
             self.place(None, host)
+        within: list[Origin | Seat] = [*found.seats]
+        within += [origin for facts in found.sources for origin in facts.origins]
         self._homes = {
-            short(origin.host)
-            for facts in found.sources
-            for origin in facts.origins
-            if origin.local is not None and origin.host is not None
+            short(one.host) for one in within if one.local is not None and one.host is not None
         }
-        """Hosts of lines with a rank within the node."""
+        """Hosts on which lines say that a rank within the node is."""
         for (_, _, pid), (_, own) in found.ranks_by_pid.items():
             self._ranks[pid].add(own)
         for (_, pid), ranks in found.ranks_by_prefix.items():

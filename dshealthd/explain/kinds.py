@@ -81,7 +81,7 @@ class Kinds:
 
     def of(self, line: Line, quote: str) -> Kind:
         """Return the kind of a line; `quote` is how it stands in its file."""
-        level = remarks.level_of(quote, line.level)
+        level = remarks.level_of(quote, line.level) or remarks.level_of(line.text)
         of_kernel = line.stamp is not None and line.stamp.form in {"uptime", "ctime"}
         of_kernel = of_kernel or remarks.is_kernel(quote)
         text, named = same_digits(line.text), same_digits(line.named)

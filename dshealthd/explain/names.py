@@ -24,7 +24,7 @@ _SPOKEN = re.compile(
 """A rank in the text of a line; that in another group than the default one is not the job's."""
 _SAID = re.compile(
     r"(?:(?:^|[:(,|=\]] *|\b(?:on|with|process|[Gg]lobal|MCW|[Ww]orker|[Cc]ontainer) )"
-    r"(?:[Rr]ank|RANK)(?:[ =]| id[:=])|\b(?:(?:global_)?rank|process_index)=)"
+    r"(?:[Rr]ank|RANK)(?:[ =]| id[:=])|\b(?:(?:global_|world_)?rank|process_index)=)"
     r"(?P<rank>\d{1,6})\b(?![-.]\d|,? (?:and|or|to) )"
 )
 _ANY_RANK = re.compile(r"\branks?\b", re.IGNORECASE)
@@ -44,8 +44,12 @@ _NAMES = re.compile(
     r"|\[(?P<pid_2>\d{2,10})\](?::| trap| general) [^\n]{0,40}(?:segfault|ip|sp)\b"
     r"|\b(?:GPU |GPU|cuda:|Device:|device |DEVICE\[)(?P<gpu>\d{1,2})\b(?!\.\d|,\d| "
     r"?(?:[KMG]i?B|%|x\b))"
-    r"|(?<![\w.])(?P<device>mlx5_\d{1,3}(?::\d)?|bnxt_re\d{1,2}|efa_\d{1,2}|hfi1_\d{1,2}"
+    r"|(?<![\w.])(?P<device>(?:(?:mlx[45]|mlx5_bond|efa|hfi1|hns|ionic|mana)_|bnxt_re|irdma)\d{1,3}"
+    r"(?::\d)?|(?:ib|iw|opa|rdma|roce)"  # rdma-core: rdma_rename.c
+    r"(?:(?:P\d{1,5})?(?:p\d{1,3})?s\d{1,5}(?:f\d{1,3}(?:v\d{1,4})?)?|o\d{1,5}|x[0-9a-f]{16})"
+    r"(?::\d)?"
     r"|nvme\d{1,2}n\d(?:p\d{1,2})?|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)(?![\w.])"
+    r"|\bhca (?P<device_2>(?=\w*\d)\w{2,64}(?::\d)?)(?![\w.])"  # NCCL, of any name
     r"|(?<!by )\bpods?(?:[ /]|=\"?)(?P<pod>[a-z\d][a-z\d.-]{1,62}+)(?![\w'])"
 )
 _BOUND = re.compile(r"\b[Bb]ind (?:to|on) (?!0\.|127\.)(\d{1,3}(?:\.\d{1,3}){3})\b")

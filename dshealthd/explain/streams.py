@@ -48,7 +48,8 @@ _BRACKET = re.compile(
     r"\[(?:rank(?P<rank>\d{1,6})\]:?[ ]?"  # torch >= 2.3, once a process group exists
     r"|default(?P<local>\d{1,4})\]:[ ]?"  # torchrun --tee
     r"|(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)"  # logging, DeepSpeed, NCCL
-    r"(?:[ ](?:[A-Z]{2}\d{1,4}[ ]?){1,4})?\][ ]?"  # SGLang: ` DP0 TP3`
+    r"(?:[ ](?:[A-Z]{2}\d{1,4}[ ]?){1,4}"  # SGLang: ` DP0 TP3`
+    r"|[ ](?P<level_ray>[DIWEF])[ ]\d+[ ]\d+)?\][ ]?"  # Ray's processes: ` E 211 211`
     # OLMo
     r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]\[[\w.]{1,80}:\d+, "
     r"rank=(?P<rank_logged>\d{1,6})\][ ])?"
@@ -82,7 +83,8 @@ _LETTER = re.compile(
     r"(?=.{0,80}NCCL[ ](?:WARN|INFO|TRACE|CALL))"
 )
 _RAY = re.compile(
-    r"\((?P<actor>[\w.]+)(?:,?[ \[]rank=(?P<rank>\d{1,6})\]?)?[^()]{0,80}?pid=(?P<pid>\d{1,10})"
+    r"\((?P<actor>(?:raylet|autoscaler)\b[^(),]{0,40}|(?:(?!pid=)[\w.]+"
+    r"(?:,?[ \[]rank=(?P<rank>\d{1,6})\]?)?[^()]{0,80}?)?pid=(?P<pid>\d{1,10}))"
     r"(?:, ip=(?P<host>[\w.:-]+))?\)[ ]?"
 )
 _LABEL = re.compile(

@@ -46,6 +46,25 @@ def test_the_schema_is_documented(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
+    ("lines", "when"),
+    [
+        (["2026-01-05 10:00:00 step 3 loss 2.0", "[rank3]: ValueError: no labels"],
+         "after 2026-01-05T10:00:00"),
+        (["2026-01-05 10:00:00 step 3 loss 2.0", "2026-01-05 10:09:00 ERROR ValueError: no labels"],
+         "2026-01-05T10:09:00"),
+        (["ChildFailedError:", "Root Cause (first observed failure):", "[0]:",
+          "  time      : 2026-01-05_10:09:00", "  host      : gpu-7",
+          "  rank      : 3 (local_rank: 3)", "  exitcode  : -11 (pid: 7)", "=" * 60],
+         "2026-01-05T10:09:00"),
+    ],
+)  # fmt: skip
+def test_a_time_of_an_earlier_line_is_said_to_be_one(lines: list[str], when: str) -> None:
+    """An exception has none of its own: it may come minutes after the last line that has."""
+    told = answer.text(explained(*lines), Recognized(), [])
+    assert re.findall(r"^WHEN +(.*)", told, re.MULTILINE) == [when]
+
+
+@pytest.mark.parametrize(
     ("line", "nodes"),
     [
         (("Jan  5 10:00:00 gpu-7 kernel: NVRM: Xid (PCI:0000:dc:00): 79, GPU has fallen off the "

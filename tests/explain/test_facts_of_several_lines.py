@@ -423,6 +423,40 @@ def test_a_summary_of_another_attempt_gives_no_host() -> None:
     assert explained(NAN, *summary("gpu-6", 9, 8, pid=100), *summary("gpu-6", 11, 10, pid=100)).host
 
 
+RERUN = "ERROR:megatron.core.rerun_state_machine:Rank 11, node {}, device 3, iteration #18015: {}!"
+SPIKE = (
+    "ERROR:megatron.core.rerun_state_machine:Unexpected result 91.2 on rank 11 at iteration "
+    "#18015 invocation #1 (message='Spiky loss')"
+)
+
+
+@pytest.mark.parametrize("first", [NAN, SPIKE])
+def test_megatron_s_second_result_says_whether_a_gpu_is_suspect(first: str) -> None:
+    """Not the batch, where the same GPU computes another result; where another GPU does, it is
+    right, and the one before is suspect, on whatever node that was.
+    """
+    again = RERUN.format("gpu-5", "Possible transient error!")
+    finding = explained(first, again)
+    assert finding.root is not None
+    assert finding.root.pattern == "nccl-all-reduce-failed/result-differs"
+    assert (finding.ranks, finding.host, finding.gpu) == ((11,), "gpu-5", 3)
+    assert finding.excluded == ()  # an operation that is not deterministic does it, too
+    reproduced = RERUN.format("gpu-5", "First rerun: unexpected result is reproducible (1 = 1)")
+    for before in ((), (first, reproduced)):
+        elsewhere = explained(*before, RERUN.format("gpu-6", "Possible persistent error!"))
+        assert elsewhere.root is not None
+        assert elsewhere.root.pattern == "nccl-all-reduce-failed/result-differs-elsewhere"
+        assert (elsewhere.host, elsewhere.gpu, elsewhere.excluded) == (None, None, ())
+        assert "that node, not gpu-6" in elsewhere.step
+
+
+def test_a_result_that_another_gpu_confirms_is_the_program_s() -> None:
+    """The loss is NaN on any GPU: batch or learning rate."""
+    right = "Correct result (but possible Application error) (found NaN in local grad norm)"
+    finding = explained(NAN, RERUN.format("gpu-6", right))
+    assert finding.slug == "loss-nan"
+
+
 TRUNCATED = (
     "{}: n{}:70:99 [5] bootstrap.cc:77 NCCL WARN Message truncated : received 1024 bytes instead "
     "of 256"

@@ -9,6 +9,7 @@ import pytest
 
 from dshealthd.explain import command, patterns
 from dshealthd.explain.group_verdicts import KINDS
+from dshealthd.linux import pci
 from tests.explain.explaining import explained
 
 EVERY = patterns.load().every
@@ -65,6 +66,26 @@ def test_a_step_has_the_values_of_its_line() -> None:
     assert "-i 0000:dc:00" in xid.step
     quota = explained("OSError: [Errno 122] Disk quota exceeded: '/scratch/u/ckpt/step_10'")
     assert "/scratch/u/ckpt/step_10" in quota.step
+
+
+def test_no_step_stops_a_process_or_resets_a_gpu_that_the_agent_holds() -> None:
+    """py-spy stops what it reads unless told not to; a driver refuses to reset a GPU in use."""
+    hang = (step for steps in patterns.load().hang.values() for step in steps)
+    steps = [*hang, *(step for pattern in EVERY for step in pattern.step)]
+    spies = [step for step in steps if "py-spy" in step]
+    resets = [step for step in steps if "--gpu-reset" in step]
+    assert spies
+    assert resets
+    assert all("py-spy dump --nonblocking" in step for step in spies)
+    assert all(0 <= step.find(pci.RELEASE) < step.find("--gpu-reset") for step in resets)
+
+
+def test_a_transfer_over_ethernet_is_not_looked_for_in_a_subnet() -> None:
+    """NCCL prints GIDs only of RoCE, which has neither a subnet manager nor `ibtracert`."""
+    line = "gpu1:7:9 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.7<4> with error 12"
+    roce = explained(f"{line}, opcode 0 localGid ::ffff:10.3.4.1 remoteGids::ffff:10.3.4.2")
+    assert "the address ::ffff:10.3.4.1 (`rdma statistic`" in roce.step
+    assert "ibtracert" in explained(line).step
 
 
 @pytest.mark.parametrize("path", ["/a$(reboot)", "/a;reboot", "/a`reboot`", "/a b", "/a'b|c"])

@@ -120,6 +120,20 @@ def test_what_is_no_record_stays_a_line(text: str) -> None:
     assert logs.lines(text) == [text]
 
 
+@pytest.mark.parametrize("source", ["raylet", "raylet, ip=10.42.3.17", "pid=211, ip=10.42.3.17"])
+def test_a_line_that_ray_forwards_has_its_own_time_and_host(tmp_path: Path, source: str) -> None:
+    """Not the time of the line before: Ray's daemons and workers without a name write theirs."""
+    text = (
+        "[2026-01-05 09:00:00,001] [INFO] step 3\n"
+        f"({source}) [2026-01-05 10:00:00,731 E 211 211] (raylet) node_manager.cc:3277: 1 Workers "
+        "(tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed\n"
+    )
+    finding = explained(tmp_path, text)
+    host = source.partition("ip=")[2] or None
+    found = finding.slug, finding.time, finding.host
+    assert found == ("host-memory-pressure", 1767607200.731, host)
+
+
 def test_a_time_that_is_none_is_left_out() -> None:
     """A counter or a word in the place of a time does no harm."""
     for value in ("yesterday", True, None, 1e300, {"a": 1}):

@@ -124,6 +124,46 @@ def test_the_next_heading_ends_a_part() -> None:
     assert explained(KNOWN, OTHER, "## gpu-12", "up 3 days", "## the job", FAULT).host is None
 
 
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("mlx5_0", "mlx5_0"), ("mlx4_0", "mlx4_0"), ("mlx5_bond_0", "mlx5_bond_0"),
+        ("bnxt_re3", "bnxt_re3"), ("irdma1", "irdma1"), ("ionic_0:1", "ionic_0:1"),
+        ("rocep24s0", "rocep24s0"), ("ibp24s0f1", "ibp24s0f1"), ("rdmap16s27", "rdmap16s27"),
+        ("roceP1p24s0f1v2:1", "roceP1p24s0f1v2:1"), ("ibs5", "ibs5"), ("opao3", "opao3"),
+        ("rocex525400c0fe123455", "rocex525400c0fe123455"),
+        ("ibsen1", None), ("ribs5", None), ("ibp24s0.local", None), ("iwonder", None),
+    ],
+)  # fmt: skip
+def test_an_rdma_device_is_known_by_the_kernel_s_name_and_by_rdma_core_s(
+    name: str, device: str | None
+) -> None:
+    """rdma-core renames devices by slot, bus, board or GUID; NCCL says of any that it is one."""
+    finding = explained(f"gpu1:7:9 [0] NCCL WARN NET/IB : Got async event : port error, {name}")
+    assert finding.device == device
+    completion = "NET/IB : Got completion from peer 10.0.0.7<4> with error 12, opcode 0"
+    assert explained(f"gpu1:7:9 [0] NCCL WARN {completion} hca mlx5_ib0").device == "mlx5_ib0"
+
+
+@pytest.mark.parametrize(
+    ("seat", "ranks"),
+    [
+        ("- (ip=10.0.0.{}, pid=512{}) world_rank={}, local_rank=0, node_rank=1", (2,)),
+        ("- (node_id=ab1, ip=10.0.0.{}, pid=512{}) world_rank={}, local_rank=0", (2,)),
+        ("started: local_rank=0 pid=512{1} host=10.0.0.{0}", ()),
+    ],
+)
+def test_a_process_has_its_rank_in_the_job_not_within_its_node(
+    seat: str, ranks: tuple[int, ...]
+) -> None:
+    """Ray Train lists both; of local ranks on two hosts alone, the rank in the job is unknown."""
+    finding = explained(
+        *(f"(TrainController pid=77) {seat.format(n, n, n)}" for n in (0, 2)),
+        "(RayTrainWorker pid=5122, ip=10.0.0.2) ValueError: no labels",
+    )
+    assert (finding.host, finding.ranks) == ("10.0.0.2", ranks)
+
+
 EVENT = "  Warning  Failed  13m  kubelet  Error: write /var/lib/kubelet/x: no space left on device"
 TABLE = (
     "NAME             READY   STATUS              RESTARTS   AGE   IP           NODE     NOMINATED",

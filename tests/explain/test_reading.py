@@ -586,3 +586,9 @@ def test_a_name_of_a_loopback_address_explains_a_failure_to_connect(
     assert finding.root.pattern == f"rendezvous-unreachable/{name}"
     assert finding.proof
     assert explained(fact, "step 1 | loss 2.1").outcome == "nothing"
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank3]: ", "(raylet) ", "(Runner pid=9, ip=10.0.0.4) "])
+def test_a_level_counts_wherever_the_text_begins(prefix: str) -> None:
+    """What stands before it may be a prefix with any end; without the level, nothing fails."""
+    assert explained(f"{prefix}Error: No node types can fulfill the request").outcome == "found"
