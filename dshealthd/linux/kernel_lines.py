@@ -174,6 +174,10 @@ _TABLE = (
      (rf"XFS \({_DISK}\): (?:Corruption |Internal error |[Mm]etadata (?:CRC|corruption|I/O) error"
      rf"|log I/O error|.{{0,60}}[Ss]hutting down filesystem|[Ff]ilesystem has been shut down)")),
     ("filesystem_error", rf"BTRFS:? (?:error|critical) \(device {_DISK}"),
+    # All that uses it hangs, by default (failmode=wait).
+    ("filesystem_error",
+     (r"WARNING: Pool '(?P<device>[\w.:-]{1,64})' has encountered an uncorrectable I/O failure and "
+     r"has been suspended")),
     ("filesystem_read_only", rf"BTRFS:? info \(device {_DISK}.{{0,80}}?\): forced readonly"),
     ("filesystem_read_only", rf"EXT4-fs \({_DISK}\): Remounting filesystem read-only"),
     ("nfs_unresponsive", rf"(?:nfs\w*|lockd|RPC: \w+): server {_SERVER} not responding, "),
