@@ -185,7 +185,7 @@ class Filesystem(Collector):
         ):  # a negative number, as some file systems that are full have (node_exporter's #1672)
             detail = f"statvfs: {status.f_bavail} of {status.f_blocks} blocks are free"
             yield Fault(path, Reason.MALFORMED, detail)
-        if status.f_files:
+        if 0 < status.f_files >= status.f_favail:  # CephFS has more free than there are
             yield FILES(status.f_files, path)
             yield FILES_FREE(status.f_favail, path)
         mount = self._mount(path, place)
