@@ -215,11 +215,13 @@ def _storage(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Disk request time",
-            "Mean time of a disk request, in the kernel's queue and in the disk.",
+            "Mean time of a disk's read or write, in the kernel's queue and in the disk.",
             (
                 f"""topk({ROWS}, sum by (disk)
-                (rate(dshealthd_disk_request_seconds_total{{@node}}[$__rate_interval])) / sum by
-                (disk) (rate(dshealthd_disk_requests_total{{@node}}[$__rate_interval])))""",
+                (rate(dshealthd_disk_request_seconds_total{{@node,operation!="discard"}}
+                [$__rate_interval])) / sum by (disk)
+                (rate(dshealthd_disk_requests_total{{@node,operation!="discard"}}
+                [$__rate_interval])))""",
                 "{{disk}}",
             ),
             unit="s",

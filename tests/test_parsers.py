@@ -81,6 +81,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("collectors.job_activity", "parse_interfaces", BYTES),
         ("collectors.kernel", "parse_cpus", LINES),
         ("collectors.kernel", "parse_loadavg", LINES),
+        ("collectors.memory", "parse_arcstats", LINES),
         ("collectors.memory", "parse_meminfo", LINES),
         ("collectors.memory", "parse_oom_kills", LINES),
         ("collectors.network", "parse_columns", LINES),

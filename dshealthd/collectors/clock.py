@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 SYNCHRONIZED = gauge(
     "dshealthd_clock_synchronized",
-    "1 if a time daemon keeps the clock synchronized, 0 if not (STA_UNSYNC).",
+    "1 if a time daemon keeps the clock synchronized, 0 if not: the kernel's maximum error has "
+    "reached 16 s.",
 )
 OFFSET = gauge(
     "dshealthd_clock_offset_seconds",
@@ -30,16 +31,20 @@ MAXIMUM_ERROR = gauge(
     "Upper bound of the clock's error, which grows between updates; absent while not synchronized.",
 )
 
-_STA_UNSYNC = 0x0040
 _STA_NANO = 0x2000
-_TIME_ERROR = 5
+_UNKNOWN = 16_000_000
+"""Microseconds at which the kernel's maximum error stops, where it is from boot and after a step
+until a daemon sets it, and 9 hours after a daemon's last update; NTP_PHASE_LIMIT of linux/timex.h.
+
+STA_UNSYNC says less: chronyd without `rtcsync` never clears it, as it is also what keeps the kernel
+from setting the hardware clock. systemd's timedatectl goes by the error, too.
+"""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Timex(NamedTuple):
     """Result of adjtimex(2), with times in its own units."""
 
-    state: int
     status: int
     offset: int
     """Microseconds, or nanoseconds if the status has STA_NANO."""
@@ -65,11 +70,10 @@ def adjtimex() -> Timex:
     OSError where a seccomp filter refuses the call.
     """
     structure = _Structure(modes=0)
-    state: int = _libc.adjtimex(ctypes.byref(structure))
-    if state < 0:
+    if _libc.adjtimex(ctypes.byref(structure)) < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"adjtimex: {os.strerror(number)}")
-    return Timex(state, structure.status, structure.offset, structure.maxerror)
+    return Timex(structure.status, structure.offset, structure.maxerror)
 
 
 class Clock(Collector):
@@ -84,7 +88,7 @@ class Clock(Collector):
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the clock's state; offset and error only while synchronized."""
         timex = self._source()
-        synchronized = timex.state != _TIME_ERROR and not timex.status & _STA_UNSYNC
+        synchronized = timex.maximum_error < _UNKNOWN
         yield SYNCHRONIZED(float(synchronized))
         if synchronized:
             yield OFFSET(timex.offset / (1e9 if timex.status & _STA_NANO else 1e6))

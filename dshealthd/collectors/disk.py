@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 REQUESTS = counter(
     "dshealthd_disk_requests_total",
-    "Requests completed by the disk since boot, by operation (read, write); /proc/diskstats.",
+    "Requests completed by the disk since boot, by operation (read, write, and since Linux 4.18 "
+    "discard); /proc/diskstats.",
     *("disk", "operation"),
 )
 SECONDS = counter(
@@ -51,6 +52,8 @@ _SECTOR = 512
 """Bytes per sector in `/proc/diskstats`, whatever the disk's own sector size."""
 _FIELDS = 12
 """Fields of a line up to the requests in flight; newer kernels append more."""
+_DISCARDS = 18
+"""Fields of a line up to the milliseconds of discards."""
 _REMOVABLE = ("fd", "sr")
 """Floppies and optical drives, which wait for a medium."""
 
@@ -70,10 +73,11 @@ def parse_diskstats(text: str) -> dict[str, DiskStatistics]:
         if len(fields) < _FIELDS:
             message = f"not a line of disk statistics: {line[:80]!r}"
             raise ValueError(message)
-        numbers = [int(field) for field in fields[3:_FIELDS]]
+        numbers = [int(field) for field in fields[3:_DISCARDS]]
         operations = {
             name: (numbers[at], numbers[at + 2], numbers[at + 3])
-            for name, at in (("read", 0), ("write", 4))
+            for name, at in (("read", 0), ("write", 4), ("discard", 11))
+            if at + 3 < len(numbers)
         }
         found[fields[2]] = DiskStatistics(operations, numbers[8])
     return found
@@ -108,7 +112,8 @@ class Disk(Collector):
         for operation, (requests, sectors, milliseconds) in told.operations.items():
             yield REQUESTS(requests, name, operation)
             yield SECONDS(milliseconds / 1000, name, operation)
-            yield BYTES(sectors * _SECTOR, name, operation)
+            if operation != "discard":  # which moves none
+                yield BYTES(sectors * _SECTOR, name, operation)
         yield IN_FLIGHT(told.in_flight, name)
         if identity := self._identities[name]:
             yield INFO(1, name, *identity)

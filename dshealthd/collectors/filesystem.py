@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 SIZE = gauge(
     "dshealthd_filesystem_size_bytes",
-    "Size of the file system that holds the path; statvfs f_blocks.",
+    "Size of the file system that holds the path; absent if it has none. statvfs f_blocks.",
     "path",
 )
 FREE = gauge(
     "dshealthd_filesystem_free_bytes",
-    "Space available to users other than root; statvfs f_bavail.",
+    "Space available to users other than root; absent where the size is. statvfs f_bavail.",
     "path",
 )
 FILES = gauge(
@@ -176,13 +176,16 @@ class Filesystem(Collector):
     def _space(self, path: str) -> Iterator[Sample | Fault]:
         place = self.host.root(path)
         status = os.statvfs(place)
-        yield SIZE(status.f_blocks * status.f_frsize, path)
-        if status.f_bavail <= status.f_blocks:
+        if status.f_blocks:  # 0: a tmpfs without a limit, or an object store (mountpoint-s3's #710)
+            yield SIZE(status.f_blocks * status.f_frsize, path)
+        if 0 < status.f_blocks >= status.f_bavail:
             yield FREE(status.f_bavail * status.f_frsize, path)
-        else:  # a negative number, as some file systems that are full have (node_exporter's #1672)
+        elif (
+            status.f_bavail
+        ):  # a negative number, as some file systems that are full have (node_exporter's #1672)
             detail = f"statvfs: {status.f_bavail} of {status.f_blocks} blocks are free"
             yield Fault(path, Reason.MALFORMED, detail)
-        if status.f_files:
+        if 0 < status.f_files >= status.f_favail:  # CephFS has more free than there are
             yield FILES(status.f_files, path)
             yield FILES_FREE(status.f_favail, path)
         mount = self._mount(path, place)

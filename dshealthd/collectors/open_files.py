@@ -51,7 +51,7 @@ LOCKED = gauge(
 LOCKED_LIMIT = gauge(
     "dshealthd_job_locked_memory_limit_bytes",
     "Soft RLIMIT_MEMLOCK of the process that dshealthd_job_locked_memory_bytes shows; +Inf if "
-    "unlimited.",
+    "unlimited, or exceeded, which takes CAP_IPC_LOCK.",
     "training_job",
 )
 UNSEEN = gauge(
@@ -185,8 +185,14 @@ class OpenFiles(Collector):
 
     def _read(self, descriptors: Descriptors, pid: int) -> _Slow:
         locked, pinned = parse_locked(read_bytes(self.host.proc(f"{pid}/status")))
+        limits = descriptors.limits(pid)
+        # The kernel counts each against the limit, and refuses what exceeds it, but to
+        # CAP_IPC_LOCK: a pod that has it for its RDMA has a limit of 64 KiB. What /proc says of its
+        # capabilities may hold in its own user namespace alone, where they do not lift the limit.
+        if max(locked, pinned) > limits.locked:
+            limits = limits._replace(locked=math.inf)
         return _Slow(
-            descriptors.limits(pid),
+            limits,
             locked,
             pinned,
             None if descriptors.direct else descriptors.open_descriptors(pid),

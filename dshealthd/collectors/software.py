@@ -79,8 +79,12 @@ _VERBS = re.compile(r"libibverbs\.so\.1\.\d+\.(\d[\w.]*)")
 _CUDA = re.compile(r'"cuda"\s*:\s*\{[^{}]*"version"\s*:\s*"([^"]+)"')
 _OWN_ARGUMENTS = frozenset((
     "BOOT_IMAGE", "root", "rootflags", "resume", "initrd", "ip", "ifname", "BOOTIF",
-    "systemd.machine_id", "rd", "netroot",
+    "systemd.machine_id", "systemd.hostname", "rd", "netroot",
+    "wwid",  # Warewulf's: the address of the network card
+    "boot",  # a disk's UUID, with FIPS
+    "ostree",  # boot.0 or boot.1, in turn with each upgrade of a CoreOS
 ))  # fmt: skip
+"""Whole, or up to the first dot."""
 _SYSCTLS = (
     "kernel/numa_balancing", "kernel/pid_max", "kernel/shmmax", "fs/nr_open",
     "fs/inotify/max_user_instances", "vm/nr_hugepages", "vm/overcommit_memory",
@@ -110,7 +114,7 @@ def parse_command_line(text: str) -> str:
         sorted(
             word
             for word in text.split()
-            if word.partition("=")[0].partition(".")[0] not in _OWN_ARGUMENTS
+            if _OWN_ARGUMENTS.isdisjoint((name := word.partition("=")[0], name.partition(".")[0]))
         )
     )
 

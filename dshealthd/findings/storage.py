@@ -234,9 +234,14 @@ def _slow_disks(series: Series) -> Iterator[Sign]:
 
 
 def _request_seconds(series: Series) -> dict[str, float]:
-    """Return the mean time of a request by disk, for disks with at least one request a second."""
-    requests = by(series.rise("disk_requests_total", RECENT, full=True), "disk")
-    busy = by(series.rise("disk_request_seconds_total", RECENT, full=True), "disk")
+    """Return the mean time of a read or write by disk, for disks with at least one a second.
+
+    A discard may take a second on a healthy disk.
+    """
+    both = ("read", "write")
+    requests = by(series.rise("disk_requests_total", RECENT, full=True, operation=both), "disk")
+    name = "disk_request_seconds_total"
+    busy = by(series.rise(name, RECENT, full=True, operation=both), "disk")
     return {
         disk: seconds / requests[disk]
         for disk, seconds in busy.items()

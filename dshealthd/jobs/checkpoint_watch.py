@@ -43,7 +43,7 @@ class CheckpointWatch:
 
     def __init__(self) -> None:
         self.free: int | None = None
-        """Bytes free where the job saves."""
+        """Bytes free where the job saves; None also where its file system has no size."""
         self.problems: Mapping[str, int] | None = None
         """Number of files of the newest checkpoint with each problem."""
         self._sizes: deque[int] = deque(maxlen=REMEMBERED)

@@ -29,8 +29,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DIRECTORIES = ("var/log/journal", "run/log/journal")
-"""Where journald keeps its files: on disk, or in memory until the next boot."""
+DIRECTORIES = ("run/log/journal", "var/log/journal")
+"""Where journald keeps its files: in memory until the next boot, or on disk.
+
+Once it writes to disk, it removes those in memory. Where it does not, as `Storage=volatile` or a
+read-only disk has it, those on disk are of earlier boots.
+"""
 ACTIVE = "system.journal"
 """The file that is written to; older ones have names that begin alike."""
 _HEADER = struct.Struct("<8s4xI104xQQ32xQ")
@@ -282,7 +286,6 @@ class JournalReader(LogReader):
         """Prepare to read from entry number `position` on. Nothing is opened yet."""
         super().__init__(monotonic, position)
         self.host = host
-        self._directory = ""
         self._boot = b""
         self._files: dict[tuple[int, int], _File] = {}
         """By device and inode, as rotation renames files."""
@@ -344,7 +347,8 @@ class JournalReader(LogReader):
             boot = read(self.host.proc("sys/kernel/random/boot_id"))
             self._boot = bytes.fromhex(boot.strip().replace("-", ""))
         names = {}
-        with os.scandir(self._place()) as entries:
+        directory = self._place()
+        with os.scandir(directory) as entries:
             for entry in entries:
                 if entry.name.startswith("system") and entry.name.endswith((".journal", "nal~")):
                     found = entry.stat(follow_symlinks=False)
@@ -354,7 +358,7 @@ class JournalReader(LogReader):
         self._done &= names.keys()
         for key, name in names.items():
             if key not in self._files and key not in self._done:
-                place = f"{self._directory}/{name}"
+                place = f"{directory}/{name}"
                 try:
                     file = _File(place, self._boot)
                 except FileNotFoundError:  # renamed or deleted meanwhile
@@ -376,15 +380,15 @@ class JournalReader(LogReader):
 
     def _place(self) -> str:
         """Return the directory of this machine's journal."""
-        if not (self._directory and os.path.isdir(self._directory)):
-            machine = read(self.host.root("etc/machine-id")).strip()
-            places = [f"{self.host.root(directory)}/{machine}" for directory in DIRECTORIES]
-            found = [place for place in places if os.path.isdir(place)]
-            if not found:
-                message = f"there is no journal in {' or '.join(places)}"
-                raise NotAvailable(message)
-            self._directory = found[0]
-        return self._directory
+        machine = read(self.host.root("etc/machine-id")).strip()
+        places = [f"{self.host.root(directory)}/{machine}" for directory in DIRECTORIES]
+        written = (place for place in places if os.path.exists(f"{place}/{ACTIVE}"))
+        any_files = (place for place in places if os.path.isdir(place))
+        found = next(itertools.chain(written, any_files), None)
+        if found is None:
+            message = f"there is no journal in {' or '.join(places)}"
+            raise NotAvailable(message)
+        return found
 
 
 def kernel_log_reader(

@@ -55,6 +55,11 @@ _DEVICE = rf"[\w-]{{1,40}} (?P<pci>{_PCI}\.\d)"
 _INTERFACE = r"(?P<interface>[\w.@-]{1,15})"
 _DISK = r"(?P<device>[\w!-]{1,32})"
 """A block device as the kernel names it; `!` stands for a slash."""
+_FIXED_DISK = rf"(?!(?:fd|sr)\d){_DISK}"
+"""But for a drive of floppies or CDs: a virtual machine's, or a BMC's, whose medium comes and
+goes."""
+_NEED_NOT = r"(?! op 0x\w+:\((?:DISCARD|SECURE_ERASE|WRITE_SAME|WRITE_ZEROES)\))"
+"""Not a request that a healthy disk may refuse, which the kernel then asks no more."""
 _JOURNAL = r"(?P<device>dm-\d+|[\w!]{1,32})(?:-\d{1,10})?"
 """A journal is named after its file system's device and its inode there."""
 _SERVER = r"(?P<server>[\w.:%@-]{1,64})"
@@ -142,9 +147,12 @@ _TABLE = (
     # storage
     ("io_error",
      (rf"(?:(?:blk_update_request|print_req_error): )?(?:I/O|timeout|protection|device offline"
-     rf"|recoverable transport|critical (?:medium|target|nexus|space allocation)) error, dev "
-     rf"(?!fd\d){_DISK}, sector \d")),
-    ("io_error", rf"Buffer I/O error on dev(?:ice)? (?!fd\d){_DISK}, logical block \d"),
+     rf"|recoverable transport|critical (?:medium|nexus|space allocation)) error, dev "
+     rf"{_FIXED_DISK}, sector \d")),
+    ("io_error",
+     (rf"(?:(?:blk_update_request|print_req_error): )?critical target error, dev {_FIXED_DISK}, "
+     rf"sector \d+\b{_NEED_NOT}")),
+    ("io_error", rf"Buffer I/O error on dev(?:ice)? {_FIXED_DISK}, logical block \d"),
     ("nvme_timeout", r"nvme (?P<device>nvme\d+): I/O (?:tag )?\d+ .{0,80}?timeout, "),
     # What it does after a time-out; most controllers come back.
     ("nvme_timeout", r"nvme (?P<device>nvme\d+): controller is down; will reset"),
@@ -166,6 +174,10 @@ _TABLE = (
      (rf"XFS \({_DISK}\): (?:Corruption |Internal error |[Mm]etadata (?:CRC|corruption|I/O) error"
      rf"|log I/O error|.{{0,60}}[Ss]hutting down filesystem|[Ff]ilesystem has been shut down)")),
     ("filesystem_error", rf"BTRFS:? (?:error|critical) \(device {_DISK}"),
+    # All that uses it hangs, by default (failmode=wait).
+    ("filesystem_error",
+     (r"WARNING: Pool '(?P<device>[\w.:-]{1,64})' has encountered an uncorrectable I/O failure and "
+     r"has been suspended")),
     ("filesystem_read_only", rf"BTRFS:? info \(device {_DISK}.{{0,80}}?\): forced readonly"),
     ("filesystem_read_only", rf"EXT4-fs \({_DISK}\): Remounting filesystem read-only"),
     ("nfs_unresponsive", rf"(?:nfs\w*|lockd|RPC: \w+): server {_SERVER} not responding, "),

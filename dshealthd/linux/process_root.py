@@ -144,11 +144,16 @@ class Root:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def free(self, path: str) -> int:
-        """Return the bytes available to users other than root at a process's path. OSError."""
+    def free(self, path: str) -> int | None:
+        """Return the bytes available to users other than root at a process's path. OSError.
+
+        None if its file system has no size, as a tmpfs without a limit and an object store have, or
+        says that more is free than there is.
+        """
         with self._found(path, follow=True) as descriptor:
             status = os.fstatvfs(descriptor)
-            return status.f_bavail * status.f_frsize
+            known = 0 < status.f_blocks >= status.f_bavail
+            return status.f_bavail * status.f_frsize if known else None
 
     def link(self, path: str) -> str:
         """Return the target of a process's link; OSError (EINVAL, ENOENT) if there is none."""

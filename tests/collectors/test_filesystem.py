@@ -21,6 +21,7 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Duration, Errors, decode, encode
 from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.core.timing import Backoff
+from dshealthd.linux.process_root import Root
 from tests import frozen
 from tests.collectors.bench import Bench, reasons, value, values, write
 
@@ -199,6 +200,32 @@ def test_more_free_than_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert values(result, filesystem.SIZE)
     assert not values(result, filesystem.FREE)
     assert reasons(result) == {str(tmp_path): Reason.MALFORMED}
+
+
+def test_unlimited_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CephFS counts its files, and says that all numbers of 64 bits are free: no such limit."""
+    status = list(os.statvfs(tmp_path))
+    status[5:8] = 1000, (1 << 64) - 1, (1 << 64) - 1  # f_files, f_ffree, f_favail
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(status))
+    result = Bench("filesystem", paths=(str(tmp_path),)).collect()
+    assert values(result, filesystem.FREE)
+    assert not values(result, filesystem.FILES)
+    assert not values(result, filesystem.FILES_FREE)
+    assert result.faults == ()
+
+
+def test_no_size(tmp_path: Path) -> None:
+    """A file system without a size of its own, such as a tmpfs without a limit, is not full."""
+    with tmpfs(tmp_path / "unlimited", "size=0") as unlimited:
+        result = Bench("filesystem", paths=(str(unlimited),)).collect()
+        with Root.of_process(Host(), os.getpid()) as root:
+            assert root.free(str(unlimited)) is None
+            assert root.free("/proc") is None
+            assert root.free("/") is not None
+    assert value(result, filesystem.READ_ONLY, str(unlimited)) == 0
+    for metric in (filesystem.SIZE, filesystem.FREE):
+        assert value(result, metric, str(unlimited)) is None
+    assert result.faults == ()
 
 
 def test_read_only(tmp_path: Path) -> None:

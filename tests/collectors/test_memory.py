@@ -30,6 +30,23 @@ def test_missing_fields_are_left_out(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("rows", "available"),
+    [
+        ("c_min 4 64\nc_max 4 4000\nsize 4 900\nuncompressed_size 4 1\n", 512 * 1024 + 900 - 64),
+        ("c_min 4 64\nsize 4 64\n", 512 * 1024),
+        ("c_min 4 64\nsize 4 8\n", 512 * 1024),
+        ("a later format\n", 512 * 1024),
+    ],
+)
+def test_zfs(tmp_path: Path, rows: str, available: int) -> None:
+    """The cache of ZFS is available but for its least size, though the kernel counts it as used."""
+    meminfo = "MemTotal: 1024 kB\nMemAvailable: 512 kB"
+    arcstats = f"13 1 0x01 147 39984 6053 12\nname type data\nhits 4 7\n{rows}"
+    write(tmp_path, {"proc/meminfo": meminfo, "proc/spl/kstat/zfs/arcstats": arcstats})
+    assert value(Bench("memory", tmp_path).collect(), memory.AVAILABLE) == available
+
+
 def test_names_must_match_whole() -> None:
     """A counter that a later kernel may add is not taken for the one that its name begins with."""
     assert memory.parse_oom_kills("oom_kill_memcg 5\noom_kill 3\n") == 3

@@ -160,6 +160,22 @@ def test_unlimited_memory(machine: Machine, bench: Bench) -> None:
     assert found["bytes", "slurm-1", "pinned"] == 2 << 20
 
 
+def test_memory_beyond_the_limit(machine: Machine, bench: Bench) -> None:
+    """More than the limit can only be locked where none holds: with CAP_IPC_LOCK, which a pod gets
+    for its RDMA with a limit of 64 KiB. Of two ranks, the other one is near its limit then.
+    """
+    job = {**TORCH, "SLURM_JOB_ID": "1"}
+    limits = machine.process(50, job) / "limits"
+    limits.write_text(limits.read_text().replace("8388608 ", "65536 "))
+    found = named(bench.collect(), "job_locked_memory_")
+    assert found["limit_bytes", "slurm-1"] == math.inf
+    assert found["bytes", "slurm-1", "pinned"] == 2 << 20
+    limits = machine.process(51, job) / "limits"
+    limits.write_text(limits.read_text().replace("8388608 ", "2097152 "))
+    found = named(bench.collect(60), "job_locked_memory_")
+    assert found["limit_bytes", "slurm-1"] == 2 << 20
+
+
 def test_hidden_processes_are_a_fault(machine: Machine, bench: Bench) -> None:
     """Where `/proc` hides processes, that is said; system-wide numbers stay."""
     machine.end(1)

@@ -101,6 +101,17 @@ def test_drift(base: Path, file: str, text: str, component: str) -> None:
     assert {key[0] for key, value in after.items() if before[key] != value} == {component}
 
 
+@pytest.mark.parametrize("own", [
+    "root=UUID=0a1b ip=10.0.0.1::::n1:eth0:none rd.luks.uuid=0a1b", "BOOTIF=01-aa",
+    "systemd.machine_id=0a1b", "systemd.hostname=n1", "wwid=aa:bb:cc:00:00:01",
+    "boot=UUID=0a1b ostree=/ostree/boot.1/rhcos/5c2d/0",
+])  # fmt: skip
+def test_a_node_s_own_arguments(own: str) -> None:
+    """Names, addresses and disks of a node are no difference to the others."""
+    common = "quiet systemd.unified_cgroup_hierarchy=1 iommu=pt"
+    assert parse_command_line(f"{own} {common}") == " ".join(sorted(common.split()))
+
+
 def test_upgrade_is_noticed(base: Path) -> None:
     """Packages and environments that change while the agent runs show their new versions."""
     node = Bench("software", base, environments=(Path("/opt/venv"),))

@@ -257,8 +257,26 @@ def test_no_journal(tmp_path: Path) -> None:
     """Without a journal the source is not available, and says where it was looked for."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/machine-id").write_text("a" * 32 + "\n", encoding="ascii")
-    with pytest.raises(NotAvailable, match=f"var/log/journal/{'a' * 32} or .*run/log/journal"):
+    with pytest.raises(NotAvailable, match=f"run/log/journal/{'a' * 32} or .*var/log/journal"):
         everything(reader(tmp_path))
+
+
+def test_old_files_on_disk(tmp_path: Path) -> None:
+    """Files on disk are old where journald writes to memory: it is told to, or the disk is
+    read-only. A directory in memory without its file is nothing.
+    """
+    root = Journal().write(tmp_path)
+    (memory,) = (root / "run/log/journal").iterdir()
+    disk = root / "var/log/journal" / memory.name
+    disk.mkdir(parents=True)
+    lines = [f"line {number}" for number in range(6)]
+    assert lines_of(root) == (lines, "")
+    (disk / "system@old.journal").write_bytes((memory / "system.journal").read_bytes())
+    (disk / "system.journal").write_bytes(bytes(8))
+    assert lines_of(root) == (lines, "")
+    (memory / "system.journal").replace(disk / "system.journal")
+    (disk / "system@old.journal").unlink()
+    assert lines_of(root) == (lines, "")
 
 
 def test_a_newer_format_is_said(tmp_path: Path) -> None:
