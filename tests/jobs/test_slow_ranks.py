@@ -194,7 +194,7 @@ def test_a_hung_job_has_no_slow_rank(tmp_path: Path) -> None:
     works[-3:, 37] *= 1.5
     asked: list[dict[str, Any]] = [
         {"expr": f"count_over_time({ALERT}[12m])", "eval_time": "12m", "exp_samples": []},
-        {"expr": "dshealthd:job:work_ratio", "eval_time": "5m30s", "exp_samples": []},
+        {"expr": "dshealthd:job:work_ratio", "eval_time": "6m15s", "exp_samples": []},
         {
             "expr": 'count(dshealthd:job:work_ratio{over="30s"})',
             "eval_time": "4m",
