@@ -62,8 +62,6 @@ def hangs(series: Series, _wall: float) -> Iterator[Sign]:
             job=job,
             case=case,
             value=found.overdue,
-            limit=0,
-            limit_source="dshealthd_job_step_bound_seconds",
             source="job_overdue_seconds",
             since=found.since,
         )
