@@ -249,7 +249,7 @@ def test_checkpoint(tmp_path: Path) -> None:
         "from dshealthd.training.heartbeat import Heartbeat",
         "heartbeat = Heartbeat()",
         "heartbeat.step()",
-        f"heartbeat.saved({str(saved)!r}, optimizer_files=2)",
+        f"heartbeat.saved({str(saved)!r}, deepspeed=True, optimizer_files=2)",
     )
     with rank(JOB, 0, *say):
         well = machine.scrape()
