@@ -36,8 +36,6 @@ HANG_SECONDS = 60.0
 """In which a hang is told: 30 s of silence are usual for every job, and the page comes within 30 s
 after them; on a machine of its own: other work is taken out.
 """
-PROBED_SECONDS = 120.0
-"""The same where all ranks wait at the same place, and only probes can find why (docs/jobs.md)."""
 HEALTHY_SECONDS = 180.0
 RANKS = {"0", "1", "2", "3"}
 
@@ -80,8 +78,7 @@ def test_page(name: str, story: Story) -> None:
     assert fault.rank is None or re.search(rf"rank {fault.rank}\b", description)
     assert alert.labels.get("training_job") in {None, *case.names}
     if fault.symptom == "training-hang":
-        probed = fault.labels.get("class") == "network"
-        assert case.worked < (PROBED_SECONDS if probed else HANG_SECONDS)
+        assert case.worked < HANG_SECONDS
 
 
 def test_nothing_else_came(story: Story) -> None:
