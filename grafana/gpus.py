@@ -213,8 +213,8 @@ def _errors(source: Source) -> list[dashboard.Panel]:
             """Uncorrected and corrected ECC errors per minute. The threshold is for corrected
             errors; any uncorrected one raises an alert.""",
             (
-                """sum by (gpu, type) (60 *
-                rate(dshealthd_gpu_ecc_errors_total{@gpus,counter="volatile"}[$__rate_interval]))""",
+                """sum by (gpu, type) (60 * rate(
+                dshealthd_gpu_ecc_errors_total{@gpus,counter="volatile"}[$__rate_interval]))""",
                 f"{GPU} {{{{type}}}}",
             ),
             steps=((source.limits["ecc_corrected_per_minute"], ORANGE),),

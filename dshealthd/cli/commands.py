@@ -400,6 +400,8 @@ def launches(given: Invocation, output: Path) -> int:
     """
     from dshealthd.jobs.launches import command
 
+    if not output.parent.is_dir():  # systemd makes it for the service
+        raise ConfigError(COMMAND_LINE, [f"--output: {output.parent} is not a directory"])
     return command.launches(given.config.path.host, output)
 
 

@@ -180,9 +180,8 @@ class Filesystem(Collector):
             yield SIZE(status.f_blocks * status.f_frsize, path)
         if 0 < status.f_blocks >= status.f_bavail:
             yield FREE(status.f_bavail * status.f_frsize, path)
-        elif (
-            status.f_bavail
-        ):  # a negative number, as some file systems that are full have (node_exporter's #1672)
+        elif status.f_bavail:
+            # A negative number, as some file systems that are full have (node_exporter's #1672).
             detail = f"statvfs: {status.f_bavail} of {status.f_blocks} blocks are free"
             yield Fault(path, Reason.MALFORMED, detail)
         if 0 < status.f_files >= status.f_favail:  # CephFS has more free than there are

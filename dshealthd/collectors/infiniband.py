@@ -405,11 +405,12 @@ def _read(adapter: Adapter, readings: list[CounterSeries], part: str) -> Iterato
     faults = []
     for places, metric, labels, per_unit in readings:
         try:
-            known = [number for place in places if (number := adapter.number(place)) is not None]
+            numbers = [adapter.number(place) for place in places]
         except (OSError, ValueError, ArithmeticError) as error:
             faults.append(fault_of(part, error))
         else:
-            if known:
+            known = [number for number in numbers if number is not None]
+            if len(known) == len(numbers):  # a part of the traffic is not the traffic
                 yield Sample(metric, labels, sum(known) / per_unit)
     if faults:
         yield (

@@ -30,6 +30,7 @@ if typing.TYPE_CHECKING:
 INSTALLED = Path("/etc/dshealthd/dshealthd.toml")
 """The file that the packages' service reads, and so each command on a node unless told another."""
 EXIT_FAILURE = 1
+"""Exit status of a command that could not do what it was told to; EXIT_FAILURE of C."""
 EXIT_USAGE = 2
 EXIT_UNKNOWN = 3
 """Exit status for bad usage where 2 means critical: nothing was queried."""

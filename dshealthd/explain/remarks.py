@@ -204,7 +204,8 @@ _GENERIC = frozenset(
     function call called api command process child task job run running worker rank operation
     client server service gateway bad request url runtime value type system base assertion the and
     for with from that this has have had was were are been but while when during into its your
-    please see not did does terminated killed died signal unexpectedly unavailable""".split()  # noqa: SIM905
+    please see not did does terminated killed died signal unexpectedly
+    unavailable""".split()  # noqa: SIM905
 )
 """Words that say that something failed, of whatever kind, and those that say nothing."""
 _CONTENT = 2

@@ -509,6 +509,8 @@ def test_counters_of_intel(tmp_path: Path) -> None:
     assert values(result, RECEIVE_BYTES) == {("rocep24s0", "1"): 5000}
     assert values(result, ERRORS) == {("rocep24s0", "1", "ip4InDiscards"): 7}
     assert values(result, CONGESTION) == {("rocep24s0", "1", "cnpSent"): 8}
+    write(port / "hw_counters", {"ip6OutOctets": str((1 << 64) - 1)})  # which means unknown
+    assert values(Adapters(tmp_path).collect(), TRANSMIT_BYTES) == {}
 
 
 def test_holds_no_file_open(bench: Adapters) -> None:

@@ -93,6 +93,20 @@ def test_mounts_that_processes_serve(line: str, served: list[int]) -> None:
     assert parse_fuse(text.encode()) == [(36, b"0:50", user) for user in served]
 
 
+def looked(readers: contextlib.ExitStack, program: str, pid: int, path: Path) -> str:
+    """Return what a program prints of a path of a process; it fails if it hangs, and is left to
+    `readers`.
+    """
+    command = [sys.executable, "-c", program, str(pid), str(path)]
+    reader = readers.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    try:
+        printed, _ = reader.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        reader.kill()
+        pytest.fail("it asks the mount, and hangs")
+    return printed
+
+
 @as_root
 @pytest.mark.parametrize(
     "path", ["mount/env", "mount", "link/env", "up/../mount/env", "relative/x"]
@@ -110,16 +124,7 @@ def test_nothing_there_is_asked(public_path: Path, path: str) -> None:
         sleeper(USER, {"HOME": "/"}) as pid,
     ):
         for name, answer in (("to", "b'content'"), (path, f"is on a FUSE mount of user {USER}")):
-            command = [sys.executable, "-c", LOOK, str(pid), str(public_path / name)]
-            reader = readers.enter_context(
-                subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            )
-            try:
-                printed, _ = reader.communicate(timeout=60)
-            except subprocess.TimeoutExpired:
-                reader.kill()
-                pytest.fail("it asks the mount, and hangs")
-            assert answer in printed
+            assert answer in looked(readers, LOOK, pid, public_path / name)
 
 
 @as_root
@@ -139,16 +144,7 @@ def test_what_is_not_served_by_root(public_path: Path, how: tuple[str, ...], pro
     ):
         pid = server if how else other
         for path, answer in ((public_path / "file", "b'content'"), (mount / "x", "is on a FUSE")):
-            command = [sys.executable, "-c", program, str(pid), str(path)]
-            reader = readers.enter_context(
-                subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            )
-            try:
-                printed, _ = reader.communicate(timeout=60)
-            except subprocess.TimeoutExpired:
-                reader.kill()
-                pytest.fail("it asks the mount, and hangs")
-            assert answer in printed
+            assert answer in looked(readers, program, pid, path)
 
 
 @as_root

@@ -61,7 +61,6 @@ SINGLE = {
     "evidence/stacks.py": ("program",),  # py-spy, beside the agent or in its PATH
     # descriptors of a process in procfs; memory, by its mount
     "jobs/heartbeats/page.py": ("directory", "f'/proc/self/fd/{held}'"),
-    "jobs/launches/command.py": ("output.parent",),  # this command's own argument
     # a look, in a directory opened by Root; opened by Root
     "jobs/nccl/inspector.py": ("name", "directory", "descriptor"),
     "jobs/network_devices.py": ("place",),  # sysfs

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
 
 CAP_IPC_LOCK = 14
+"""Its bit in a set of capabilities; linux/capability.h."""
 LAUNCHERS = frozenset(("slurmd", "slurmstepd"))
 
 

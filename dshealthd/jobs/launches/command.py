@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import documents, state_file
 from dshealthd.core.collector import Context
-from dshealthd.core.options import COMMAND_LINE, ConfigError
 from dshealthd.jobs.launches import SCHEMA
 from dshealthd.jobs.launches.breakpoints import Breakpoints
 from dshealthd.jobs.launches.obstacle import Refused
@@ -33,11 +32,7 @@ and its first collective.
 
 
 def launches(host: Host, output: Path) -> int:
-    """Count until SIGTERM or SIGINT. OSError if `/proc` cannot be read, or `output` written;
-    ConfigError if its directory, which systemd makes for the service, is not there.
-    """
-    if not output.parent.is_dir():
-        raise ConfigError(COMMAND_LINE, [f"--output: {output.parent} is not a directory"])
+    """Count until SIGTERM or SIGINT. OSError if `/proc` cannot be read, or `output` written."""
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())

@@ -20,8 +20,8 @@ CONTAINERS = frozenset({"singularity", "apptainer", "enroot", "podman", "docker"
 CALLED = frozenset({"mpirun", "mpiexec", "ray"}) | CONTAINERS - {"enroot"}
 """Programs whose options rules read, besides those of launchers."""
 HERE = frozenset(
-    "command exec time nohup env stdbuf nice ionice chrt numactl taskset timeout sudo"  # noqa: SIM905
-    " setsid strace nsys ncu py-spy catchsegv unbuffer"
+    "command exec time nohup env stdbuf nice ionice chrt numactl taskset"  # noqa: SIM905
+    " timeout sudo setsid strace nsys ncu py-spy catchsegv unbuffer"
     " conda mamba micromamba uv uvx poetry pipenv pixi pdm hatch".split()
 )
 """Programs that run the command among their words, with the files and variables that they have."""

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 _ERREXIT = re.compile(r"#!.*\s-[a-z]*e")
 _SAYS = frozenset({"echo", "printf", "date"})
 _WHILE_READ = re.compile(
-    r"\bwhile\s+(?:\w+=\S*\s+)?read\b(?![^\n]*(?:-u|<&))[^\n]*\n(?P<body>(?:(?!\bdone\b).)*)\bdone\b",
+    r"\bwhile\s+(?:\w+=\S*\s+)?read\b(?![^\n]*(?:-u|<&))[^\n]*\n"
+    r"(?P<body>(?:(?!\bdone\b).)*)\bdone\b",
     re.DOTALL,
 )
 _TAKES_INPUT = re.compile(
