@@ -22,6 +22,11 @@ EXACT = 12
 LIMIT = 1500
 """Seconds: the tool flushes its storage after each group, in each round."""
 
+KEEPS_ENDED = pytest.mark.xfail(
+    reason="the tool keeps a recorded series that ended after a sample or two", strict=True
+)
+"""Stands in docs/other-scrapers.md. vmalert itself marks such a series as ended."""
+
 
 def converted(file: Path, directory: Path) -> Path:
     """Return a copy of a file of scenes as the tool reads it.
@@ -70,7 +75,17 @@ def _without_group(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(LIMIT + 60)
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(
+            file,
+            id=file.stem,
+            marks=[KEEPS_ENDED] if file.stem == "rendezvous-env-mismatch" else [],
+        )
+        for file in FILES
+    ],
+)
 def test_scenes(file: Path, tmp_path: Path) -> None:
     """Alerts fire and clear as they do in Prometheus."""
     done = subprocess.run(
