@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dshealthd.config import registry
-from dshealthd.core.collector import Context, Fault, Metric, Reason
+from dshealthd.core.collector import Context, Fault, Metric, Reason, Sample
+from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionResult, attempt
 from tests.environments import wait_for_environment
@@ -144,6 +145,12 @@ def named(result: CollectionResult, prefix: str = "") -> Values:
         (sample.metric.name.removeprefix(f"dshealthd_{prefix}"), *sample.labels): sample.value
         for sample in result.samples
     }
+
+
+def exposed(samples: Iterable[Sample]) -> str:
+    """Return the exposition of samples, without what the declarations of their metrics say."""
+    lines = render(samples).splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("#"))
 
 
 def reasons(result: CollectionResult) -> dict[str, Reason]:

@@ -20,12 +20,11 @@ import pytest
 
 from dshealthd.collectors import kernel_log
 from dshealthd.core.collector import Context, Fault, Metric, News, Reason, Worker
-from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, CollectionResult, attempt
 from dshealthd.linux.kmsg import KernelLogReader
-from tests.collectors.bench import reasons, values, write
+from tests.collectors.bench import exposed, reasons, values, write
 from tests.journald import journald, reason_against
 
 FIXTURE = Path(__file__).parent / "fixtures" / "kernel_log"
@@ -215,7 +214,7 @@ def test_golden(machine: Machine) -> None:
     result = machine.collect(machine.collector())
     assert result.outcome is CollectionOutcome.OK
     assert not result.faults
-    assert render(result.samples) == (FIXTURE / "expected.prom").read_text()
+    assert exposed(result.samples) == (FIXTURE / "expected.prom").read_text()
 
 
 @pytest.mark.skipif(bool(reason_against()), reason=reason_against())

@@ -14,13 +14,12 @@ import pytest
 
 from dshealthd.collectors.rendezvous import RendezvousPorts, parse_ports
 from dshealthd.core.collector import Reason, Worker
-from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.tcp_sockets import FEW
-from tests.collectors.bench import FIXTURES, Bench, Values, named
+from tests.collectors.bench import FIXTURES, Bench, Values, exposed, named
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
 
 LISTENER = (
@@ -94,7 +93,7 @@ def test_fixture(proc: Path) -> None:
     assert result.outcome is CollectionOutcome.OK
     text = "".join(
         line
-        for line in render(result.samples).splitlines(keepends=True)
+        for line in exposed(result.samples).splitlines(keepends=True)
         if 'age_seconds{orphaned="unk' not in line
     )
     assert text == (FIXTURES / "rendezvous/expected.prom").read_text()
