@@ -176,7 +176,7 @@ class WorkerProcess:
 
     async def greet(self, hello: Mapping[str, Any]) -> None:
         """Send the first frame and wait until the worker is ready, or raise `Broken`."""
-        self.send(hello)
+        self._channel.send(hello)
         try:
             async with time_limit(START_DEADLINE):
                 while await self._frame() is None:
@@ -185,10 +185,6 @@ class WorkerProcess:
             raise self._broken(
                 Reason.TIMEOUT, f"worker {self.name} was not ready within {START_DEADLINE:g} s"
             ) from error
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send a frame to the worker."""
-        self._channel.send(message)
 
     async def collect(
         self,
@@ -205,7 +201,7 @@ class WorkerProcess:
         The part `retried` is touched whatever parts are `blocked`, unless it is one of them. After
         the part `last`, if any, no other part is touched. `heard` as in `Context.heard`.
         """
-        self.send(
+        self._channel.send(
             {
                 "collect": names,
                 "blocked": list(blocked.values()),
@@ -269,11 +265,6 @@ class WorkerProcess:
                     raise self._broken(Reason.TIMEOUT, detail, collector, part)
                 raise Silent(detail, self, collector, part, left + deadline - limit)
 
-    def dismiss(self) -> None:
-        """Have the worker end before it touches another part."""
-        self.progress.stop()
-        self.let_go()
-
     def let_go(self) -> None:
         """Close the channel, which tells the worker to stop."""
         self._channel.close()
@@ -285,11 +276,7 @@ class WorkerProcess:
         """
         self.let_go()
         if not await self.child.ends(1.0):
-            await self.killed()
-
-    async def killed(self) -> bool:
-        """Kill the worker; False if it cannot be killed."""
-        return await self.child.killed()
+            await self.child.killed()
 
     async def _frame(self) -> dict[str, Any] | None:
         """Return the worker's next frame; None if it has not arrived.
@@ -314,7 +301,7 @@ class WorkerProcess:
         return Broken(reason, detail, self, collector, part)
 
     async def _epitaph(self) -> str:
-        await self.killed()
+        await self.child.killed()
         code = self.child.code
         return "closed its channel" if code is None else child.how_ended(code)
 

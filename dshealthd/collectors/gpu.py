@@ -171,7 +171,7 @@ class GpuTelemetry(GpuCollector):
             yield VISIBLE(len(session.gpus()))
         else:
             yield session.fault
-        yield DRIVER(1, session.versions.driver, session.versions.cuda, session.versions.nvml)
+        yield DRIVER(1, *session.versions)
         for index, uuid in session.gone():
             yield UP(0, index, uuid)
             yield FAULT(1, index, uuid, Reason.NOT_FOUND)

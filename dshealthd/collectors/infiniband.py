@@ -241,7 +241,9 @@ class Infiniband(Collector):
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the samples of each InfiniBand device, and `port_up` 0 for ports that are gone."""
-        names, others = self._list(), self._wanted(elsewhere(self.host))
+        # No adapters if the driver was unloaded a moment ago.
+        names = self._wanted(adapters(self.host))
+        others = self._wanted(elsewhere(self.host))
         if not names and not self._ports and not others:
             message = f"{self.host.sys(_CLASS)} has no device"
             raise NotAvailable(message)
@@ -256,9 +258,6 @@ class Infiniband(Collector):
         yield from self._gone(names, others)
         if fault is not None and not working:
             raise SourceError(fault.reason, f"no port can be read: {fault.detail}")
-
-    def _list(self) -> list[str]:
-        return self._wanted(adapters(self.host))  # none if the driver was unloaded a moment ago
 
     def _wanted(self, names: list[str]) -> list[str]:
         exclude = self.options.exclude
@@ -366,15 +365,8 @@ def _describe(device: _Device) -> None:
     }
     constants = [INFO(1, *(info[label] for label in INFO.labels))]
     for port in adapter.ports:
-        constants.append(
-            PORT_INFO(
-                1,
-                adapter.name,
-                port,
-                adapter.interface(port),
-                adapter.text(f"ports/{port}/link_layer"),
-            )
-        )
+        layer = adapter.text(f"ports/{port}/link_layer")
+        constants.append(PORT_INFO(1, adapter.name, port, adapter.interface(port), layer))
         device.counters[port] = list(_readings(adapter, port))
     device.constants = constants
     device.sensors = [
@@ -413,10 +405,6 @@ def _read(adapter: Adapter, readings: list[CounterSeries], part: str) -> Iterato
             if len(known) == len(numbers):  # a part of the traffic is not the traffic
                 yield Sample(metric, labels, sum(known) / per_unit)
     if faults:
-        yield (
-            faults[0]
-            if len(faults) == 1
-            else faults[0]._replace(
-                detail=f"{faults[0].detail}, and {plural(len(faults) - 1, 'more file')}"
-            )
-        )
+        first, *rest = faults
+        more = f", and {plural(len(rest), 'more file')}" if rest else ""
+        yield first._replace(detail=first.detail + more)

@@ -9,7 +9,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from dshealthd.core.collector import (
     Collector,
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from dshealthd.jobs.loaded import Libraries
     from dshealthd.jobs.processes import TrainingProcess
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 INFO = gauge(
@@ -201,7 +200,7 @@ class Software(Collector):
             (PEER_MEMORY, "peer memory", gpu_direct.peer_memory),
             (TRANSLATED, "IOMMU", gpu_direct.gpus_translated),
         ):
-            value = self._attempt(part, count, self.host)
+            value = self._attempt(part, functools.partial(count, self.host))
             if isinstance(value, Fault):
                 yield value
             elif value is not None:
@@ -209,7 +208,7 @@ class Software(Collector):
 
     def _environments(self) -> Iterator[Sample | Fault]:
         for path in map(str, self.options.environments):
-            found = self._attempt(f"environment {path}", self._environment, path)
+            found = self._attempt(f"environment {path}", functools.partial(self._environment, path))
             if found is None:
                 detail = f"there is no Python environment at {path}"
                 yield Fault(f"environment {path}", Reason.NOT_FOUND, detail)
@@ -268,14 +267,12 @@ class Software(Collector):
                 break
         return installed
 
-    def _attempt(
-        self, part: str, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> T | Fault | None:
+    def _attempt(self, part: str, look: Callable[[], T]) -> T | Fault | None:
         """Return what reading a part of the software gives: None if absent, else its fault."""
         if (fault := self.context.entering(part)) is not None:
             return fault
         try:
-            return look(*args, **kwargs)
+            return look()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, ArithmeticError) as error:

@@ -58,7 +58,9 @@ class GpuCollector(Collector):
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield each GPU's samples and faults. SourceError if NVML or every GPU fails."""
-        session = self.session()
+        from dshealthd.nvml.session import Session  # loads pynvml, which must stay out of the agent
+
+        session = self.context.shared(Session)
         gpus = session.gpus()
         yield from self.overview(session)
         for gpu in gpus:
@@ -71,12 +73,6 @@ class GpuCollector(Collector):
             raise SourceError(
                 faulty[0].reason, f"no GPU can be read; {faulty[0].part}: {faulty[0].detail}"
             )
-
-    def session(self) -> Session:
-        """Return the NVML session of this collector's worker."""
-        from dshealthd.nvml.session import Session  # loads pynvml, which must stay out of the agent
-
-        return self.context.shared(Session)
 
     @abstractmethod
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:

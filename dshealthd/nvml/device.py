@@ -255,18 +255,14 @@ class Device:
         by_reason: dict[Reason, list[Fault]] = {}
         for note in self.notes:
             by_reason.setdefault(note.reason, []).append(note)
-        self.forget_notes()
+        self.notes.clear()
+        self._spent.clear()
         return [
             first._replace(detail=f"{first.detail}; {plural(len(more), 'more call')} failed")
             if more
             else first
             for first, *more in by_reason.values()
         ]
-
-    def forget_notes(self) -> None:
-        """Forget the failed calls of the last reading of this device."""
-        self.notes.clear()
-        self._spent.clear()
 
     def _failed(self, error: pynvml.NVMLError, key: Call, started: float) -> None:
         """Handle a failed NVML call: it may concern the call, the device, or NVML as a whole."""
