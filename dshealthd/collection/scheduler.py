@@ -84,25 +84,18 @@ class _WorkerGroup:
         self.members = members
         self._snapshot = snapshot
         self._context = context
-        self._alarm: asyncio.Future[None] | None = None
-        """The future that `run` sleeps on; None while it does not sleep."""
+        self._alarm = asyncio.Event()
+        """Set by a plan, which ends the sleep of `run`."""
 
     async def run(self) -> None:
         """Collect when the group's collectors are due, until cancelled."""
         while True:
+            self._alarm.clear()
             await self.once()
             wait = min(member.next for member in self.members.values()) - self._context.monotonic()
-            await self._sleep(wait)
-
-    async def _sleep(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._alarm = loop.create_future()
-        timer = loop.call_later(seconds, _ring, self._alarm)
-        try:
-            await self._alarm
-        finally:
-            self._alarm = None
-            timer.cancel()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._alarm.wait()
 
     def notify(self, news: News, about: str = "") -> None:
         """Wake the collectors that wait for this news; `about` as in `Context.heard`."""
@@ -126,8 +119,7 @@ class _WorkerGroup:
         """Collect at this time too, unless a collection is due by then."""
         if extra < member.next:
             member.extra = extra
-            if self._alarm is not None:
-                _ring(self._alarm)
+            self._alarm.set()
 
     async def once(self) -> None:
         """Collect everything in this group that is due now."""
@@ -197,11 +189,6 @@ class _WorkerGroup:
 
     async def close(self) -> None:
         """Release the group's collectors, or their worker process."""
-
-
-def _ring(alarm: asyncio.Future[None]) -> None:
-    if not alarm.done():
-        alarm.set_result(None)
 
 
 class _Inside(_WorkerGroup):

@@ -291,7 +291,7 @@ async def test_news_ends_the_sleep() -> None:
     inside.members["Listening"].options = CollectorOptions(interval=Duration(3600))
     task = asyncio.create_task(inside.run())
     async with asyncio.timeout(60):
-        while not inside._alarm:
+        while not snapshot["Listening"].result.samples:
             await asyncio.sleep(0)
         assert asked(snapshot, "Listening") == 1
         inside.notify(News.NVLINK)
