@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 REQUESTS = counter(
     "dshealthd_disk_requests_total",
-    "Requests completed by the disk since boot, by operation (read, write, and since Linux 4.18 "
-    "discard); /proc/diskstats.",
+    "Requests completed by the disk since boot: read, write, discard; /proc/diskstats.",
     *("disk", "operation"),
 )
 SECONDS = counter(
@@ -50,10 +49,8 @@ MAX_DISKS = 32
 """Disks that get series, in order of their names."""
 _SECTOR = 512
 """Bytes per sector in `/proc/diskstats`, whatever the disk's own sector size."""
-_FIELDS = 12
-"""Fields of a line up to the requests in flight; newer kernels append more."""
-_DISCARDS = 18
-"""Fields of a line up to the milliseconds of discards."""
+_FIELDS = 18
+"""Fields of a line up to the milliseconds of discards; newer kernels append more."""
 _REMOVABLE = ("fd", "sr")
 """Floppies and optical drives, which wait for a medium."""
 
@@ -73,11 +70,10 @@ def parse_diskstats(text: str) -> dict[str, DiskStatistics]:
         if len(fields) < _FIELDS:
             message = f"not a line of disk statistics: {line[:80]!r}"
             raise ValueError(message)
-        numbers = [int(field) for field in fields[3:_DISCARDS]]
+        numbers = [int(field) for field in fields[3:_FIELDS]]
         operations = {
             name: (numbers[at], numbers[at + 2], numbers[at + 3])
             for name, at in (("read", 0), ("write", 4), ("discard", 11))
-            if at + 3 < len(numbers)
         }
         found[fields[2]] = DiskStatistics(operations, numbers[8])
     return found

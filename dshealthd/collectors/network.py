@@ -108,8 +108,6 @@ _SPEED_INTERVAL = 60.0
 _STATES = frozenset({"up", "down", "dormant", "testing", "lowerlayerdown", "notpresent", "unknown"})
 _NO_SPEED = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 """Errors of an interface that just lost its carrier, and of a driver without a speed."""
-_MAX_SPEED = (1 << 31) - 1
-"""Mb/s; some kernels write -1 as an unsigned number for "unknown"."""
 
 
 def parse_net_dev(text: str) -> dict[str, str]:
@@ -128,8 +126,8 @@ def parse_columns(text: str) -> list[int]:
 
 
 def speed_of(megabits: int) -> float | None:
-    """Return bytes per second, given Mb/s from a file `speed`; None where that means unknown."""
-    return megabits * 1e6 / 8 if 0 < megabits <= _MAX_SPEED else None
+    """Return bytes per second, given Mb/s from a file `speed`; None for 0 and -1, unknown."""
+    return megabits * 1e6 / 8 if megabits > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)

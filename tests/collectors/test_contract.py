@@ -80,7 +80,7 @@ def test_machine_without_the_source(name: str, outcome: CollectionOutcome, tmp_p
 
 
 @pytest.mark.parametrize(("name", "path", "texts"), [
-    ("disk", "diskstats", ("8 0 sda 1", "8 0 sda 1 2 3 4 5 6 7 8 x", "")),
+    ("disk", "diskstats", ("8 0 sda 1", "8 0 sda 1 2 3 4 5 6 7 8 9 10 11 12 13 14 x", "")),
     ("kernel", "loadavg", ("", "x", "1 2 x y z")),
     ("kernel", "uptime", ("", "x")),
     ("kernel", "sys/vm/swappiness", ("", "x", "1 2 x y z")),
