@@ -197,6 +197,7 @@ class CounterSeries(NamedTuple):
 class _Device:
     adapter: Adapter
     constants: list[Sample] = field(default_factory=list)
+    interfaces: set[str] = field(default_factory=set)
     sensors: list[CounterSeries] = field(default_factory=list)
     counters: dict[str, list[CounterSeries]] = field(default_factory=dict)
     """By port."""
@@ -335,13 +336,7 @@ class Infiniband(Collector):
 
     def _bonded(self, gone: Adapter) -> bool:
         """Return whether an adapter that is gone is part of a bond's (mlx5_bond_0)."""
-        interfaces = {
-            sample.labels[PORT_INFO.labels.index("interface")]
-            for device in self._devices.values()
-            for sample in device.constants
-            if sample.metric is PORT_INFO
-        }
-        return not interfaces.isdisjoint(gone.bonds)
+        return any(device.interfaces & gone.bonds for device in self._devices.values())
 
     def _known(self, name: str) -> _Device:
         """Return the InfiniBand device; a new one if the driver has registered it again."""
@@ -364,9 +359,11 @@ def _describe(device: _Device) -> None:
         "pci": adapter.target("device"),
     }
     constants = [INFO(1, *(info[label] for label in INFO.labels))]
+    device.interfaces.clear()
     for port in adapter.ports:
-        layer = adapter.text(f"ports/{port}/link_layer")
-        constants.append(PORT_INFO(1, adapter.name, port, adapter.interface(port), layer))
+        interface, layer = adapter.interface(port), adapter.text(f"ports/{port}/link_layer")
+        device.interfaces.add(interface)
+        constants.append(PORT_INFO(1, adapter.name, port, interface, layer))
         device.counters[port] = list(_readings(adapter, port))
     device.constants = constants
     device.sensors = [

@@ -159,7 +159,7 @@ class JobActivity(Collector):
         super().__init__(options, context)
         self._at: float | None = None
         """When the sample before was taken."""
-        self._before: Mapping[object, float] = {}
+        self._before: Mapping[tuple[object, object], float] = {}
         """The counters at the sample before, by what is counted and where."""
         self._idle_before: set[int] = set()
         """The processes whose connections were looked at in the sample before."""
@@ -181,14 +181,9 @@ class JobActivity(Collector):
         elapsed = None if self._at is None else now - self._at
         for trouble in self._ranks.troubles(processes, now):
             if trouble.job in jobs or trouble.over:
-                yield TROUBLE(
-                    trouble.seconds,
-                    trouble.job,
-                    str(trouble.rank),
-                    trouble.what,
-                    str(trouble.pid),
-                )
-        counted: dict[object, float] = {}
+                labels = trouble.job, str(trouble.rank), trouble.what, str(trouble.pid)
+                yield TROUBLE(trouble.seconds, *labels)
+        counted: dict[tuple[object, object], float] = {}
         idle = {job: self._idle(job, members, elapsed) for job, members in jobs.items()}
         wanted = self._wanted(idle)
         sockets = self._sockets(idle)
@@ -236,7 +231,7 @@ class JobActivity(Collector):
         job: str,
         members: list[TrainingProcess],
         elapsed: float | None,
-        counted: dict[object, float],
+        counted: dict[tuple[object, object], float],
         sockets: Mapping[object, tuple[float, bool]] | None,
         wanted: Mapping[tuple[int, int], float],
     ) -> Iterator[Sample | Fault]:
@@ -328,7 +323,7 @@ class JobActivity(Collector):
         """Yield who runs what in a job: nothing where that cannot be read."""
         first = min(members, key=lambda process: (process.start, process.pid))
         key = first.pid, first.start
-        running = {one[1] for one in self._before if isinstance(one, tuple)}
+        running = {key for _, key in self._before}
         if key not in self._scripts and self.context.entering(first.part) is None:
             self._scripts = {  # and forget those of jobs that have ended
                 known: script for known, script in self._scripts.items() if known in running

@@ -270,9 +270,8 @@ class JobEnvironment(Collector):
             terminal = any(process.terminal for process in run.processes)
             yield HELD(len(held), *labels, str(terminal).lower())
         counts = {rank: self._alike(members) for rank, members in run.ranks.items()}
-        for rank, count in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[
-            :MAX_RANKS
-        ]:
+        most_first = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
+        for rank, count in most_first[:MAX_RANKS]:
             yield PROCESSES(count, *labels, str(rank))
         orphaned = [self._orphaned(process) for process in run.processes]
         if None not in orphaned or True in orphaned:

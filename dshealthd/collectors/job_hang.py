@@ -132,15 +132,10 @@ class JobHang(Collector):
         """Yield the jobs that were hung at the last look, and the silence of their ranks."""
         detector = self.context.service(Jobs, "no heartbeats come in").hangs()
         for job, ranks in detector.jobs.items():
-            if any(rank.ended is None for rank in ranks):
+            if living := [rank for rank in ranks if rank.ended is None]:
                 yield from hang_samples(job, detector.standstills.get(job))
-                yield RUNNABLE(
-                    sum(
-                        rank.ended is None and rank.state is not ThreadState.STOPPED
-                        for rank in ranks
-                    ),
-                    job,
-                )
+                stopped = sum(rank.state is ThreadState.STOPPED for rank in living)
+                yield RUNNABLE(len(living) - stopped, job)
         for job, rank in ranks_with_series(detector.jobs):
             yield from samples(job, rank)
             if job in detector.standstills and rank.ended is None:

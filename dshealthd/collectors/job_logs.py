@@ -73,11 +73,8 @@ class JobLogs(Collector):
         self._processes_at = -math.inf
 
     @classmethod
-    def absent(
-        cls,
-        options: JobLogsOptions,
-        host: Host,  # noqa: ARG003 - as every collector
-    ) -> str | None:
+    # as every collector
+    def absent(cls, options: JobLogsOptions, host: Host) -> str | None:  # noqa: ARG003
         """Return why the collector is absent if no job logs are configured."""
         if options.paths or options.standard_streams:
             return None

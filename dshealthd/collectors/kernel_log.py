@@ -206,11 +206,9 @@ class KernelLog(Collector):
         failure: OSError | SourceError | None = None
         try:
             self._read()
-        except FileNotFoundError as error:
-            if not self._known:
-                raise NotAvailable(str(error)) from error
-            failure = error
         except (OSError, SourceError) as error:
+            if isinstance(error, FileNotFoundError) and not self._known:
+                raise NotAvailable(str(error)) from error
             failure = error
         if self._known:
             self._save()

@@ -195,13 +195,8 @@ class Training(Collector):
         for (job, rank), senders in share_places(ranks.items(), MAX_RANKS, _claim):
             who, sender = senders[-1]
             place = who.process.launch
-            infos.add(
-                (
-                    job,
-                    launched_by(who.process.environment, place),
-                    "" if place.world_size is None else str(place.world_size),
-                )
-            )
+            size = "" if place.world_size is None else str(place.world_size)
+            infos.add((job, launched_by(who.process.environment, place), size))
             if sender.message is not None:
                 message = sender.message
                 yield from samples(message, sender.heard, job, str(rank))
