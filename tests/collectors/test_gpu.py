@@ -20,9 +20,6 @@ from tests.nvml.node import GPU_COLLECTORS, Node, nodes
 
 node = nodes(gpus=2)
 
-SERIES = {"h100": 787, "a100": 683, "v100": 675, "b200": 795}
-
-
 SCENES: dict[str, dict[str, int | str]] = {
     "h100": {
         # Modes: MIG is one that the part does not have.
@@ -65,7 +62,7 @@ SCENES: dict[str, dict[str, int | str]] = {
 """What the second of two GPUs has beside the defaults of its part."""
 
 
-@pytest.mark.parametrize("profile", SERIES)
+@pytest.mark.parametrize("profile", SCENES)
 def test_exposition(tmp_path: Path, profile: str) -> None:
     """What the second of two GPUs exports is what the fixture of its generation says, series by
     series; that of H100 has the first one, too.
@@ -94,14 +91,6 @@ def test_either_name_of_the_temperature(node: Node, absent: str) -> None:
     seen = node.collect("gpu")
     assert seen.value("gpu_temperature_celsius", gpu="1", sensor="core") == 36
     assert not seen.reasons()
-
-
-@pytest.mark.parametrize("profile", SERIES)
-def test_series_are_few(tmp_path: Path, profile: str) -> None:
-    """Eight GPUs leave room for the rest of the agent below 1,500 series."""
-    with Node(tmp_path, profile=profile) as node:
-        results = node.collect().results.values()
-    assert sum(len(result.samples) for result in results) == SERIES[profile] < 900
 
 
 def test_throttle_bits_are_those_of_pynvml() -> None:
