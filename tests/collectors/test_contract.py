@@ -107,9 +107,3 @@ def test_file_that_makes_no_sense(
             said.add((result.reason or Reason.INTERNAL, path in result.detail))
         assert said == {(Reason.MALFORMED, True)}, text
         assert {sample[:2] for sample in result.samples} < whole, text
-
-
-def test_a_loop_would_be_seen() -> None:
-    """An import inside a function or by name counts too."""
-    text = "def collect(self):\n    from dshealthd.core import background\n    import asyncio\n"
-    assert imported(ast.parse(text)) >= {"dshealthd.core.background", "asyncio"}

@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, CollectionResult, attempt
 from dshealthd.linux.kmsg import KernelLogReader
-from tests.collectors.bench import exposed, reasons, values, write
+from tests.collectors.bench import exposed, fill, reasons, tmpfs, unprivileged, values, write
 from tests.journald import journald, reason_against
 
 FIXTURE = Path(__file__).parent / "fixtures" / "kernel_log"
@@ -570,24 +569,12 @@ def test_no_boot_id(machine: Machine) -> None:
 
 def test_full_disk(machine: Machine) -> None:
     """A full tmpfs of 64 KiB leaves the old state as it was."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", machine.state],
-        check=False,
-        capture_output=True,
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting is not permitted here: {mounted.stderr.decode().strip()}")
-    try:
+    with tmpfs(machine.state, "size=64k"):
         collector = machine.collector()
         machine.log([xid(0)])
         machine.collect(collector)
         before = machine.saved()
-        with (
-            contextlib.suppress(OSError),
-            (machine.state / "ballast").open("wb", buffering=0) as ballast,
-        ):
-            while ballast.write(b"x" * 4096):
-                pass
+        fill(machine.state)
         machine.log([xid(1)])
         result = machine.collect(collector, 6.0)
         assert total(result) == 2
@@ -598,8 +585,6 @@ def test_full_disk(machine: Machine) -> None:
         assert not machine.collect(collector, 6.0).faults
         assert machine.saved()["position"] == 2
         close(collector)
-    finally:
-        subprocess.run(["umount", "--lazy", machine.state], check=True)
 
 
 def test_absent(machine: Machine) -> None:
@@ -608,19 +593,6 @@ def test_absent(machine: Machine) -> None:
     collector = machine.collector()
     assert "kmsg" in (kernel_log.KernelLog.absent(machine.options, collector.host) or "")
     assert machine.collect(collector).outcome is CollectionOutcome.NOT_AVAILABLE
-
-
-@contextlib.contextmanager
-def unprivileged() -> Iterator[None]:
-    """Act as a user without privileges."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 @pytest.fixture
