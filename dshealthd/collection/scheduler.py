@@ -85,7 +85,7 @@ class _WorkerGroup:
         self._snapshot = snapshot
         self._context = context
         self._alarm = asyncio.Event()
-        """Set by a plan, which ends the sleep of `run`."""
+        """Ends the sleep of `run`: set by a plan, and when the next collection is due."""
 
     async def run(self) -> None:
         """Collect when the group's collectors are due, until cancelled."""
@@ -93,9 +93,11 @@ class _WorkerGroup:
             self._alarm.clear()
             await self.once()
             wait = min(member.next for member in self.members.values()) - self._context.monotonic()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    await self._alarm.wait()
+            timer = asyncio.get_running_loop().call_later(wait, self._alarm.set)
+            try:
+                await self._alarm.wait()
+            finally:
+                timer.cancel()
 
     def notify(self, news: News, about: str = "") -> None:
         """Wake the collectors that wait for this news; `about` as in `Context.heard`."""
