@@ -11,26 +11,24 @@ import errno
 import functools
 import logging
 import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.collection.supervisor import Supervisor
 from dshealthd.config import registry
 from dshealthd.core import background, state_file, state_writer
-from dshealthd.core.collector import Collector, CollectorOptions, Context, News
+from dshealthd.core.collector import Collector, CollectorOptions, Context, News, Sample
 from dshealthd.core.host import MAX_FILE
 from dshealthd.core.options import encode
 from dshealthd.core.result import attempt, not_available
-from dshealthd.core.timing import next_due
+from dshealthd.core.timing import Backoff, next_due
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from dshealthd.config.config import Config
-    from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot
-    from dshealthd.core.timing import Backoff
 
 log = logging.getLogger(__name__)
 

@@ -29,22 +29,26 @@ import logging
 import math
 import signal
 from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.collection import worker_process
 from dshealthd.collection.worker_process import Broken, Silent, WorkerProcess
 from dshealthd.core import child
 from dshealthd.core.child import StartError
-from dshealthd.core.collector import Fault, Metric, News, Reason, counter, gauge, shared_part
-from dshealthd.core.result import CollectionOutcome, failed
+from dshealthd.core.collector import (
+    Fault,
+    Metric,
+    News,
+    Reason,
+    Sample,
+    counter,
+    gauge,
+    shared_part,
+)
+from dshealthd.core.result import CollectionOutcome, CollectionResult, failed
 from dshealthd.core.timing import Backoff
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-
-    from dshealthd.core.collector import Sample
-    from dshealthd.core.result import CollectionResult
 
 log = logging.getLogger(__name__)
 

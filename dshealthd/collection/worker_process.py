@@ -7,20 +7,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from dshealthd.collection.progress_page import ProgressPage
 from dshealthd.core import child, documents, wire
 from dshealthd.core.child import START_DEADLINE, StartError
-from dshealthd.core.collector import News, Reason
+from dshealthd.core.collector import Fault, Metric, News, Reason
 from dshealthd.core.garbage import free_transport
 from dshealthd.core.timing import MOMENT, time_limit
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from dshealthd.core.collector import Fault, Metric
     from dshealthd.core.result import CollectionResult
 
 _HELD = wire.LENGTH.size + wire.MAX_FRAME

@@ -7,16 +7,21 @@ disk, so a hung disk shows up but cannot hang the collector.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from dshealthd.core.collector import Collector, NotAvailable, counter, every, gauge
+from dshealthd.core.collector import (
+    Collector,
+    Context,
+    Fault,
+    NotAvailable,
+    Sample,
+    counter,
+    every,
+    gauge,
+)
 from dshealthd.core.host import lines_of, read_existing
 from dshealthd.core.result import read_parsed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Context, Fault, Sample
 
 REQUESTS = counter(
     "dshealthd_disk_requests_total",

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Fault, News, Reason, gauge
+from dshealthd.core.collector import Context, Fault, News, Reason, Sample, gauge
 from dshealthd.nvml.collector import GpuCollector, GpuCollectorOptions
 from dshealthd.nvml.signs import Signs
 from dshealthd.nvml.values import Fields, gpu_counter, gpu_gauge, number, told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from dshealthd.core.collector import Context, Sample
     from dshealthd.nvml.device import Device
     from dshealthd.nvml.device import Gpu as Position
     from dshealthd.nvml.session import Session

@@ -9,6 +9,7 @@ collector runs in a worker. It keeps no file open, which would prevent unloading
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
+    Context,
     Fault,
     Metric,
     NotAvailable,
@@ -41,9 +43,6 @@ from dshealthd.linux.infiniband import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dshealthd.core.collector import Context
     from dshealthd.core.host import Host
 
 _PORT = ("device", "port")

@@ -13,15 +13,24 @@ import functools
 import math
 import os
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
-from dshealthd.core.collector import Collector, CollectorOptions, Worker, every, gauge
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Context,
+    Fault,
+    Sample,
+    Worker,
+    every,
+    gauge,
+)
 from dshealthd.core.host import read_bytes
 from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.core.text import printable
 from dshealthd.jobs import shares
 from dshealthd.jobs.environment import watchdog_seconds
-from dshealthd.jobs.processes import ProcessTable, read_stat
+from dshealthd.jobs.processes import ProcessTable, TrainingProcess, read_stat
 from dshealthd.jobs.rank_processes import RankProcesses
 from dshealthd.jobs.ras.address import PORT, parse_address
 from dshealthd.linux import sock_diag
@@ -31,12 +40,6 @@ from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.socket_owners import parse_inode
 from dshealthd.linux.socket_waits import peers_awaited, ports_served
 from dshealthd.linux.starvation import parse_run_queue
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from dshealthd.core.collector import Context, Fault, Sample
-    from dshealthd.jobs.processes import TrainingProcess
 
 FILES = gauge(
     "dshealthd_job_file_bytes_per_second",

@@ -14,13 +14,13 @@ import contextlib
 import functools
 import os
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
+    Context,
     Fault,
     Sample,
     Worker,
@@ -42,20 +42,12 @@ from dshealthd.jobs.nccl.names import Misnomer, newer
 from dshealthd.jobs.nccl.release import MappedReleases, UnknownRelease
 from dshealthd.jobs.nccl.settings import parse_configuration
 from dshealthd.jobs.network_devices import NetworkDevices
-from dshealthd.jobs.processes import ProcessTable, read_stat
-from dshealthd.jobs.ranks import Ranks
-from dshealthd.jobs.shares import MAX_JOBS, MAX_RANKS, share_places
+from dshealthd.jobs.processes import ProcessTable, TrainingProcess, read_stat
+from dshealthd.jobs.ranks import Ranks, Run
+from dshealthd.jobs.shares import MAX_JOBS, MAX_RANKS, Claim, share_places
 from dshealthd.linux.pci import bus
 from dshealthd.linux.process_root import Root
 from dshealthd.linux.socket_owners import started_by
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from dshealthd.core.collector import Context
-    from dshealthd.jobs.processes import TrainingProcess
-    from dshealthd.jobs.ranks import Run
-    from dshealthd.jobs.shares import Claim
 
 INFO = gauge(
     "dshealthd_job_run_info",

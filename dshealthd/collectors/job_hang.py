@@ -5,11 +5,12 @@ A job is hung when its ranks are silent for longer than usual.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, gauge
+from dshealthd.core.collector import Collector, Fault, Sample, gauge
 from dshealthd.jobs.hangs.classes import HangClass
-from dshealthd.jobs.hangs.states import position
+from dshealthd.jobs.hangs.states import RankState, position
 from dshealthd.jobs.options import HangOptions
 from dshealthd.jobs.service import Jobs
 from dshealthd.jobs.shares import MAX_RANKS, share_places
@@ -17,11 +18,7 @@ from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from dshealthd.core.collector import Fault, Sample
     from dshealthd.jobs.hangs.judge import Standstill
-    from dshealthd.jobs.hangs.states import RankState
 
 _RANK = ("training_job", "rank")
 HANG = gauge(

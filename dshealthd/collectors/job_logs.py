@@ -10,17 +10,15 @@ import functools
 import math
 import os
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, Fault, Sample, Worker, counter, gauge
+from dshealthd.core.collector import Collector, Context, Fault, Sample, Worker, counter, gauge
 from dshealthd.jobs.logs.files import JobLogsOptions, LogFileState
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.process import uptime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Context
     from dshealthd.core.host import Host
     from dshealthd.explain.finding import Finding
 

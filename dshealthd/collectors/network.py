@@ -11,30 +11,27 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
+    Context,
     Fault,
     NotAvailable,
+    Sample,
     SourceError,
     Worker,
     counter,
     gauge,
 )
-from dshealthd.core.host import integer, lines_of, read
+from dshealthd.core.host import Host, integer, lines_of, read
 from dshealthd.core.options import option
 from dshealthd.core.result import fault_of
 from dshealthd.linux.pci import VIRTUAL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dshealthd.core.collector import Context, Sample
-    from dshealthd.core.host import Host
 
 UP = gauge(
     "dshealthd_network_up",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
+    Context,
     Fault,
     Reason,
     Sample,
@@ -20,14 +21,8 @@ from dshealthd.core.host import read_bytes
 from dshealthd.core.options import Duration, constant, option
 from dshealthd.core.result import fault_of, one_of_many, read_parsed
 from dshealthd.jobs import shares
-from dshealthd.jobs.processes import ProcessTable
+from dshealthd.jobs.processes import ProcessTable, TrainingProcess
 from dshealthd.linux.process_limits import Descriptors, ProcessLimits, Usage, parse_locked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from dshealthd.core.collector import Context
-    from dshealthd.jobs.processes import TrainingProcess
 
 OPEN = gauge(
     "dshealthd_open_files",

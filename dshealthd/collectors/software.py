@@ -7,13 +7,15 @@ import functools
 import itertools
 import os
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
+    Context,
     Fault,
     Reason,
     Sample,
@@ -25,10 +27,10 @@ from dshealthd.core.host import read, read_existing
 from dshealthd.core.options import Duration, constant, option
 from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs import shares
-from dshealthd.jobs.installation import Installations
-from dshealthd.jobs.loaded import libraries
+from dshealthd.jobs.installation import Installations, Versions
+from dshealthd.jobs.loaded import Libraries, libraries
 from dshealthd.jobs.loaded import versions as running
-from dshealthd.jobs.processes import ProcessTable
+from dshealthd.jobs.processes import ProcessTable, TrainingProcess
 from dshealthd.linux import gpu_direct, pci, security
 from dshealthd.linux.process_root import Root
 from dshealthd.linux.security import firewall_configuration
@@ -38,13 +40,6 @@ try:
 except ImportError:
     from hashlib import blake2b
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from dshealthd.core.collector import Context
-    from dshealthd.jobs.installation import Versions
-    from dshealthd.jobs.loaded import Libraries
-    from dshealthd.jobs.processes import TrainingProcess
 
 T = TypeVar("T")
 

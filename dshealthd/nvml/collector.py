@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dshealthd.core.collector import Collector, CollectorOptions, SourceError, Worker
+from dshealthd.core.collector import Collector, CollectorOptions, Fault, Sample, SourceError, Worker
 from dshealthd.core.options import Duration, option
 from dshealthd.linux.pci import gpus_absent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Fault, Sample
     from dshealthd.core.host import Host
     from dshealthd.nvml.device import Device, Gpu
     from dshealthd.nvml.session import Session

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pynvml
 
-from dshealthd.core.collector import Fault, NotAvailable, Reason, SourceError
+from dshealthd.core.collector import Fault, NotAvailable, Reason, Sample, SourceError
 from dshealthd.core.text import plural
 from dshealthd.nvml import codes
 from dshealthd.nvml.fields import Batch
 from dshealthd.nvml.values import MAX_PROCESSES, Fields, number
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from dshealthd.core.collector import Sample
 
 T = TypeVar("T")
 

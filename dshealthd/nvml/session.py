@@ -10,8 +10,8 @@ outlives its handle and its index.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pynvml
 
@@ -30,9 +30,6 @@ from dshealthd.linux import pci
 from dshealthd.nvml import codes
 from dshealthd.nvml.device import Device, DeviceError, Gpu, ReadingEnded
 from dshealthd.nvml.values import MAX_GPUS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 REFRESH = 60.0
 """Seconds until GPUs are listed again, and NVML is reopened to find one that came back."""
