@@ -6,14 +6,13 @@ import errno
 import os
 import re
 import shutil
-import subprocess
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.processes import node_exporter
 from dshealthd.collectors.infiniband import (
     CONGESTION,
     ERRORS,
@@ -32,6 +31,7 @@ from dshealthd.collectors.infiniband import (
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.linux.infiniband import PortHistory, parse_rate, read_attribute
+from tests.agents import Scrape
 from tests.collectors.bench import Bench, Reader, copied, host, reasons, values, write
 
 DEVICES = {"irdma0", "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"}
@@ -84,8 +84,7 @@ def up(result: CollectionResult) -> Mapping[str, float]:
 
 def test_as_node_exporter_reads_it(bench: Adapters) -> None:
     """Where both have a value, node_exporter reports the same of the same tree."""
-    program = shutil.which("prometheus-node-exporter")
-    if program is None:
+    if shutil.which("prometheus-node-exporter") is None:
         pytest.skip("node_exporter is not installed")
     ours = {
         "port_data_transmitted_bytes_total": (TRANSMIT_BYTES, ()),
@@ -96,44 +95,18 @@ def test_as_node_exporter_reads_it(bench: Adapters) -> None:
         "port_errors_received_total": (ERRORS, ("port_rcv_errors",)),
         "local_link_integrity_errors_total": (ERRORS, ("local_link_integrity_errors",)),
     }
-    theirs = _node_exporter(program, bench.sysfs)
+    flags = f"--path.sysfs={bench.sysfs}", "--collector.disable-defaults", "--collector.infiniband"
+    with node_exporter(*flags) as server:
+        theirs = Scrape(server.scrape().decode(), 0.0)
     result = bench.collect()
     compared = 0
     for name, (metric, more) in ours.items():
         for labels, value in values(result, metric).items():
             if labels[2:] == more and labels[0] != "irdma0":  # where it makes zeros of "N/A"
-                assert (
-                    theirs[f'node_infiniband_{name}{{device="{labels[0]}",port="{labels[1]}"}}']
-                    == value
-                )
+                device, port, *_ = labels
+                assert theirs.value(f"node_infiniband_{name}", device=device, port=port) == value
                 compared += 1
     assert compared == 4 * len(ours) - 1  # the rate of the port that is down has no value here
-
-
-def _node_exporter(program: str, sysfs: Path) -> Mapping[str, float]:
-    command = [
-        program,
-        f"--path.sysfs={sysfs}",
-        "--collector.disable-defaults",
-        "--collector.infiniband",
-        "--web.listen-address=127.0.0.1:0",
-    ]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            address = next(
-                line.split("address=")[1].split()[0]
-                for line in process.stderr
-                if "address=" in line
-            )
-            with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
-                lines = answer.read().decode().splitlines()
-        finally:
-            process.kill()
-    return {
-        name: float(value)
-        for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))
-    }
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, 524])

@@ -411,18 +411,10 @@ def test_times(machine: Machine) -> None:
 
 def test_last_of_each_kind(machine: Machine, collector: kernel_log.KernelLog) -> None:
     """What Xid 154 requests has the time of its last line."""
-    machine.log(
-        [
-            (
-                b"4,0,1000,-;NVRM: Xid (PCI:0000:66:00): 154, GPU recovery action changed from "
-                b"0x0 (None) to 0x1 (GPU Reset Required)\n"
-            ),
-            (
-                b"4,1,2000000,-;NVRM: Xid (PCI:0000:66:00): 154, GPU recovery action changed "
-                b"from 0x1 (GPU Reset Required) to 0x0 (None)\n"
-            ),
-        ]
-    )
+    line = "4,%d,%d,-;NVRM: Xid (PCI:0000:66:00): 154, GPU recovery action changed from %s to %s\n"
+    none, reset = "0x0 (None)", "0x1 (GPU Reset Required)"
+    lines = line % (0, 1000, none, reset), line % (1, 2_000_000, reset, none)
+    machine.log(map(str.encode, lines))
     shown = values(machine.collect(collector), kernel_log.LAST_RECOVERY)
     assert shown == {
         ("2", "0000:66:00.0", "gpu_reset"): 1_700_000_000.001,
