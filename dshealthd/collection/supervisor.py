@@ -198,7 +198,7 @@ class Supervisor:
                 if broken.part and broken.part not in self._blocked():
                     hung = self._news(broken)
                     if isinstance(broken, Silent):
-                        self._set_aside(broken.part, self._outlast(broken))
+                        self._set_aside(broken.part, self._outlast(process, broken))
                         continue
                     await self._give_up(broken)
                     if shared_part(broken.part):
@@ -472,8 +472,7 @@ class Supervisor:
             self._postpone(part)
         return process
 
-    async def _outlast(self, silent: Silent) -> None:
-        process = silent.worker
+    async def _outlast(self, process: WorkerProcess, silent: Silent) -> None:
         process.progress.stop()
         process.let_go()
         try:

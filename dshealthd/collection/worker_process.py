@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from dshealthd.collection.progress_page import ProgressPage
@@ -126,33 +127,24 @@ def _message(body: bytearray) -> dict[str, Any]:
     return message
 
 
+@dataclass(eq=False)
 class Broken(Exception):
     """A worker must be replaced. `collector` and `part` are where it was, if it named them."""
 
-    def __init__(
-        self,
-        reason: Reason,
-        detail: str,
-        process: WorkerProcess | None = None,
-        collector: str = "",
-        part: str = "",
-    ) -> None:
-        super().__init__(detail)
-        self.reason, self.detail = reason, detail
-        self.process = process
-        """The process to end; None if there is none."""
-        self.collector, self.part = collector, part
+    reason: Reason
+    detail: str
+    process: WorkerProcess | None = None
+    """The process to end; None if there is none."""
+    collector: str = ""
+    part: str = ""
 
 
+@dataclass(eq=False)
 class Silent(Broken):
-    """A worker has been at one part for longer than the others wait; it has `left` seconds more."""
+    """A worker has been at one part for longer than the others wait."""
 
-    def __init__(
-        self, detail: str, process: WorkerProcess, collector: str, part: str, left: float
-    ) -> None:
-        super().__init__(Reason.TIMEOUT, detail, process, collector, part)
-        self.worker = process
-        self.left = left
+    left: float = 0.0
+    """Seconds that it has until its deadline."""
 
 
 class WorkerProcess:
@@ -262,7 +254,8 @@ class WorkerProcess:
                 detail = f"no answer within {deadline:g} s{where}"
                 if limit == deadline:
                     raise self._broken(Reason.TIMEOUT, detail, collector, part)
-                raise Silent(detail, self, collector, part, left + deadline - limit)
+                left += deadline - limit
+                raise Silent(Reason.TIMEOUT, detail, self, collector, part, left)
 
     def let_go(self) -> None:
         """Close the channel, which tells the worker to stop."""

@@ -94,16 +94,21 @@ def test_interval_keeps_its_grid(later: tuple[float, ...], expected: list[int], 
     assert inside.members["Counting"].due == due
 
 
-async def test_state_that_cannot_be_read(tmp_path: Path) -> None:
-    """A collector that asks for its state is told why there is none."""
-    (tmp_path / "kernel_log.json").mkdir()
-    clock = Clock()
-    scheduler = Scheduler(Snapshot(clock, clock), clock, clock, tmp_path)
-    saved = await scheduler._saved(["kernel_log", "memory"])
-    assert [*saved] == [f"{tmp_path}/kernel_log.json"]
+async def test_state_is_read_of_those_that_keep_it(tmp_path: Path) -> None:
+    """Of no other, as each costs a process; an agent that must leave no trace reads none. A
+    collector that asks for its state is told why there is none.
+    """
+    clock, place = Clock(), tmp_path / "kernel_log.json"
+    place.write_text("{}")
+    for state, found in ((tmp_path, {str(place): "{}"}), (None, {})):
+        scheduler = Scheduler(Snapshot(clock, clock), clock, clock, state)
+        assert await scheduler._saved(["memory", "kernel_log"]) == found
+    place.unlink()
+    place.mkdir()
+    saved = await Scheduler(Snapshot(clock, clock), clock, clock, tmp_path)._saved(["kernel_log"])
     inside = scheduler._group(None, {"memory": CollectorOptions()}, config.Config(), saved)
     with pytest.raises(IsADirectoryError):
-        inside._context.read_state(f"{tmp_path}/kernel_log.json")
+        inside._context.read_state(str(place))
 
 
 def test_groups_that_start_apart_are_due_together() -> None:
@@ -298,15 +303,6 @@ async def test_news_ends_the_sleep() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-async def test_state_is_read_of_those_that_keep_it(tmp_path: Path) -> None:
-    """Of no other, as each costs a process; an agent that must leave no trace reads none."""
-    clock = Clock()
-    (tmp_path / "kernel_log.json").write_text("{}")
-    for state, found in ((tmp_path, {f"{tmp_path}/kernel_log.json": "{}"}), (None, {})):
-        scheduler = Scheduler(Snapshot(clock, clock), clock, clock, state)
-        assert await scheduler._saved(["memory", "kernel_log"]) == found
 
 
 async def test_reload_keeps_what_it_does_not_change() -> None:
