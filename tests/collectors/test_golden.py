@@ -16,7 +16,7 @@ FILES = {"tcp_limits": "tcp"}
 
 @pytest.mark.parametrize(("name", "options"), [
     ("disk", {}),
-    ("infiniband", {}),
+    ("infiniband", {"exclude": ("mlx5_3",)}),
     ("job_environment", {}),
     ("kernel", {}),
     ("memory", {}),
