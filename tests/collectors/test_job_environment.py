@@ -185,18 +185,14 @@ def test_ordinals_without_gpus(node: Node) -> None:
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
-        ("eth", ""),
-        ("=eth0", ""),
         ("^docker,lo", ""),
         ("eth1,eth0", ""),
-        ("e", ""),
+        ("x", ""),  # which NCCL ignores
         ("eth9", "absent"),
-        ("=eth", "absent"),
-        ("^eth,lo,ib", "absent"),
         ("eth1", "down"),
         ("ib0", "down"),
         ("lo", "loopback"),
-        ("^eth", "loopback"),
+        ("lo,eth1", "loopback"),
         ("^docker,br-,virbr", "loopback"),  # eth0 is left, and lo comes before it
     ],
 )
@@ -221,15 +217,12 @@ def test_loopback_on_one_node(node: Node) -> None:
 @pytest.mark.parametrize(
     ("value", "problems"),
     [
-        ("mlx5", ()),
         ("=mlx5_0,mlx5_1", ()),
         ("^mlx5_2", ()),
-        ("mlx5_0:1", ()),
         ("bnxt,mlx5", ()),
         ("", ()),
         ("bnxt", ("absent",)),
         ("mlx5_0,mlx5_7", ("absent",)),
-        ("=mlx5_0,mlx5_2", ("down",)),
         ("mlx5_2", ("down",)),
         ("mlx5_1:2", ("down",)),
         ("mlx5_0:2", ("absent",)),
