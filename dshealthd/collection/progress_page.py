@@ -69,7 +69,3 @@ class ProgressPage:
     def stopped(self) -> bool:
         """Whether the agent has requested the worker's end."""
         return bool(self._page[self._STOP])
-
-    def close(self) -> None:
-        """Unmap the page."""
-        self._page.close()

@@ -11,26 +11,24 @@ import errno
 import functools
 import logging
 import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.collection.supervisor import Supervisor
 from dshealthd.config import registry
 from dshealthd.core import background, state_file, state_writer
-from dshealthd.core.collector import Collector, CollectorOptions, Context, News
+from dshealthd.core.collector import Collector, CollectorOptions, Context, News, Sample
 from dshealthd.core.host import MAX_FILE
 from dshealthd.core.options import encode
 from dshealthd.core.result import attempt, not_available
-from dshealthd.core.timing import next_due
+from dshealthd.core.timing import Backoff, next_due
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from dshealthd.config.config import Config
-    from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot
-    from dshealthd.core.timing import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -84,25 +82,20 @@ class _WorkerGroup:
         self.members = members
         self._snapshot = snapshot
         self._context = context
-        self._alarm: asyncio.Future[None] | None = None
-        """The future that `run` sleeps on; None while it does not sleep."""
+        self._alarm = asyncio.Event()
+        """Ends the sleep of `run`: set by a plan, and when the next collection is due."""
 
     async def run(self) -> None:
         """Collect when the group's collectors are due, until cancelled."""
         while True:
+            self._alarm.clear()
             await self.once()
             wait = min(member.next for member in self.members.values()) - self._context.monotonic()
-            await self._sleep(wait)
-
-    async def _sleep(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._alarm = loop.create_future()
-        timer = loop.call_later(seconds, _ring, self._alarm)
-        try:
-            await self._alarm
-        finally:
-            self._alarm = None
-            timer.cancel()
+            timer = asyncio.get_running_loop().call_later(wait, self._alarm.set)
+            try:
+                await self._alarm.wait()
+            finally:
+                timer.cancel()
 
     def notify(self, news: News, about: str = "") -> None:
         """Wake the collectors that wait for this news; `about` as in `Context.heard`."""
@@ -126,8 +119,7 @@ class _WorkerGroup:
         """Collect at this time too, unless a collection is due by then."""
         if extra < member.next:
             member.extra = extra
-            if self._alarm is not None:
-                _ring(self._alarm)
+            self._alarm.set()
 
     async def once(self) -> None:
         """Collect everything in this group that is due now."""
@@ -197,11 +189,6 @@ class _WorkerGroup:
 
     async def close(self) -> None:
         """Release the group's collectors, or their worker process."""
-
-
-def _ring(alarm: asyncio.Future[None]) -> None:
-    if not alarm.done():
-        alarm.set_result(None)
 
 
 class _Inside(_WorkerGroup):

@@ -29,22 +29,26 @@ import logging
 import math
 import signal
 from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.collection import worker_process
 from dshealthd.collection.worker_process import Broken, Silent, WorkerProcess
 from dshealthd.core import child
 from dshealthd.core.child import StartError
-from dshealthd.core.collector import Fault, Metric, News, Reason, counter, gauge, shared_part
-from dshealthd.core.result import CollectionOutcome, failed
+from dshealthd.core.collector import (
+    Fault,
+    Metric,
+    News,
+    Reason,
+    Sample,
+    counter,
+    gauge,
+    shared_part,
+)
+from dshealthd.core.result import CollectionOutcome, CollectionResult, failed
 from dshealthd.core.timing import Backoff
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-
-    from dshealthd.core.collector import Sample
-    from dshealthd.core.result import CollectionResult
 
 log = logging.getLogger(__name__)
 
@@ -193,8 +197,11 @@ class Supervisor:
                 # A worker stuck at a part that it should have skipped would get stuck there again.
                 if broken.part and broken.part not in self._blocked():
                     hung = self._news(broken)
-                    await self._part_failed(broken)
-                    if shared_part(broken.part) and not isinstance(broken, Silent):
+                    if isinstance(broken, Silent):
+                        self._set_aside(broken.part, self._outlast(process, broken))
+                        continue
+                    await self._give_up(broken)
+                    if shared_part(broken.part):
                         # The others would wait for a new worker at each part.
                         if failed_alone == broken.collector and failed_alone in pending:
                             pending.remove(failed_alone)
@@ -279,10 +286,18 @@ class Supervisor:
         return waiting | self._left_out()
 
     async def _start(self) -> WorkerProcess:
+        """Return a new worker, or raise `Broken`; after a back-off the next one is started."""
         try:
             process = self._process = await self._opened()
         except StartError as error:
-            raise self._not_started(error) from error
+            failures = self._trouble.failures + 1 if self._trouble else 1
+            fault = Fault("", Reason.CANNOT_START, str(error))
+            self._trouble = _Quarantine(
+                fault, failures, self._monotonic() + self._backoff.after(failures)
+            )
+            self._failures[Reason.CANNOT_START] += 1
+            log.warning("%s (failure %d)", error, failures)
+            raise Broken(fault.reason, fault.detail) from error
         return process
 
     async def _opened(self) -> WorkerProcess:
@@ -301,23 +316,9 @@ class Supervisor:
             await process.greet({**self.hello, "memory": self._memory})
         # Only this method knows of the process yet, so it must end it.
         except asyncio.CancelledError:
-            await process.killed()
+            await process.child.killed()
             raise
         return process
-
-    def _not_started(self, error: StartError) -> Broken:
-        """Record that no worker can be started, and return that failure for its collectors.
-
-        The first collection after the back-off retries it.
-        """
-        failures = self._trouble.failures + 1 if self._trouble else 1
-        fault = Fault("", Reason.CANNOT_START, str(error))
-        self._trouble = _Quarantine(
-            fault, failures, self._monotonic() + self._backoff.after(failures)
-        )
-        self._failures[Reason.CANNOT_START] += 1
-        log.warning("%s (failure %d)", error, failures)
-        return Broken(fault.reason, fault.detail)
 
     def _ended(self, process: WorkerProcess) -> None:
         """Release a process that has ended, and lift the quarantine of the part it was stuck at."""
@@ -448,7 +449,7 @@ class Supervisor:
             )
         except asyncio.CancelledError:
             if process is not None:
-                await process.killed()
+                await process.child.killed()
             raise
         except StartError as error:
             log.warning("%s; %s will be tried later", error, part)
@@ -471,13 +472,13 @@ class Supervisor:
             self._postpone(part)
         return process
 
-    async def _outlast(self, silent: Silent) -> None:
-        process = silent.worker
-        process.dismiss()
+    async def _outlast(self, process: WorkerProcess, silent: Silent) -> None:
+        process.progress.stop()
+        process.let_go()
         try:
             ended = await process.child.ends(max(silent.left, 0.0))
         except asyncio.CancelledError:
-            await process.killed()
+            await process.child.killed()
             raise
         code = process.child.code
         # It checks for the stop request only once the part has answered, and then exits with 0.
@@ -500,15 +501,9 @@ class Supervisor:
         if (entry := self._quarantine.get(part)) is not None:
             entry.until = self._monotonic() + self._backoff.after(entry.failures)
 
-    async def _part_failed(self, broken: Broken) -> None:
-        if isinstance(broken, Silent):
-            self._set_aside(broken.part, self._outlast(broken))
-        else:
-            await self._give_up(broken)
-
     async def _end(self, process: WorkerProcess, broken: Broken) -> bool:
         """Kill a process, and count the reason; False if it cannot be killed."""
-        killed = await process.killed()
+        killed = await process.child.killed()
         process.let_go()
         if not killed:
             broken.reason = Reason.STUCK

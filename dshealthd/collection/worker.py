@@ -32,8 +32,9 @@ import socket
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.collection.progress_page import ProgressPage
 from dshealthd.config import registry
@@ -51,10 +52,6 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import decoded
 from dshealthd.core.result import attempt
 from dshealthd.core.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 MOST_OF_USER = 8
 """Processes of one user that may be left out before all are: a rank on each GPU of a node, which

@@ -7,20 +7,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from dshealthd.collection.progress_page import ProgressPage
 from dshealthd.core import child, documents, wire
 from dshealthd.core.child import START_DEADLINE, StartError
-from dshealthd.core.collector import News, Reason
+from dshealthd.core.collector import Fault, Metric, News, Reason
 from dshealthd.core.garbage import free_transport
 from dshealthd.core.timing import MOMENT, time_limit
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from dshealthd.core.collector import Fault, Metric
     from dshealthd.core.result import CollectionResult
 
 _HELD = wire.LENGTH.size + wire.MAX_FRAME
@@ -127,33 +127,24 @@ def _message(body: bytearray) -> dict[str, Any]:
     return message
 
 
+@dataclass(eq=False)
 class Broken(Exception):
     """A worker must be replaced. `collector` and `part` are where it was, if it named them."""
 
-    def __init__(
-        self,
-        reason: Reason,
-        detail: str,
-        process: WorkerProcess | None = None,
-        collector: str = "",
-        part: str = "",
-    ) -> None:
-        super().__init__(detail)
-        self.reason, self.detail = reason, detail
-        self.process = process
-        """The process to end; None if there is none."""
-        self.collector, self.part = collector, part
+    reason: Reason
+    detail: str
+    process: WorkerProcess | None = None
+    """The process to end; None if there is none."""
+    collector: str = ""
+    part: str = ""
 
 
+@dataclass(eq=False)
 class Silent(Broken):
-    """A worker has been at one part for longer than the others wait; it has `left` seconds more."""
+    """A worker has been at one part for longer than the others wait."""
 
-    def __init__(
-        self, detail: str, process: WorkerProcess, collector: str, part: str, left: float
-    ) -> None:
-        super().__init__(Reason.TIMEOUT, detail, process, collector, part)
-        self.worker = process
-        self.left = left
+    left: float = 0.0
+    """Seconds that it has until its deadline."""
 
 
 class WorkerProcess:
@@ -176,7 +167,7 @@ class WorkerProcess:
 
     async def greet(self, hello: Mapping[str, Any]) -> None:
         """Send the first frame and wait until the worker is ready, or raise `Broken`."""
-        self.send(hello)
+        self._channel.send(hello)
         try:
             async with time_limit(START_DEADLINE):
                 while await self._frame() is None:
@@ -185,10 +176,6 @@ class WorkerProcess:
             raise self._broken(
                 Reason.TIMEOUT, f"worker {self.name} was not ready within {START_DEADLINE:g} s"
             ) from error
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send a frame to the worker."""
-        self._channel.send(message)
 
     async def collect(
         self,
@@ -205,7 +192,7 @@ class WorkerProcess:
         The part `retried` is touched whatever parts are `blocked`, unless it is one of them. After
         the part `last`, if any, no other part is touched. `heard` as in `Context.heard`.
         """
-        self.send(
+        self._channel.send(
             {
                 "collect": names,
                 "blocked": list(blocked.values()),
@@ -267,12 +254,8 @@ class WorkerProcess:
                 detail = f"no answer within {deadline:g} s{where}"
                 if limit == deadline:
                     raise self._broken(Reason.TIMEOUT, detail, collector, part)
-                raise Silent(detail, self, collector, part, left + deadline - limit)
-
-    def dismiss(self) -> None:
-        """Have the worker end before it touches another part."""
-        self.progress.stop()
-        self.let_go()
+                left += deadline - limit
+                raise Silent(Reason.TIMEOUT, detail, self, collector, part, left)
 
     def let_go(self) -> None:
         """Close the channel, which tells the worker to stop."""
@@ -285,11 +268,7 @@ class WorkerProcess:
         """
         self.let_go()
         if not await self.child.ends(1.0):
-            await self.killed()
-
-    async def killed(self) -> bool:
-        """Kill the worker; False if it cannot be killed."""
-        return await self.child.killed()
+            await self.child.killed()
 
     async def _frame(self) -> dict[str, Any] | None:
         """Return the worker's next frame; None if it has not arrived.
@@ -314,7 +293,7 @@ class WorkerProcess:
         return Broken(reason, detail, self, collector, part)
 
     async def _epitaph(self) -> str:
-        await self.killed()
+        await self.child.killed()
         code = self.child.code
         return "closed its channel" if code is None else child.how_ended(code)
 

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
-from dshealthd.core.collector import Collector, gauge
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dshealthd.core.collector import Context, Fault, Sample
+from dshealthd.core.collector import Collector, Context, Fault, Sample, gauge
 
 SYNCHRONIZED = gauge(
     "dshealthd_clock_synchronized",

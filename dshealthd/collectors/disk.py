@@ -7,21 +7,25 @@ disk, so a hung disk shows up but cannot hang the collector.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from dshealthd.core.collector import Collector, NotAvailable, counter, every, gauge
+from dshealthd.core.collector import (
+    Collector,
+    Context,
+    Fault,
+    NotAvailable,
+    Sample,
+    counter,
+    every,
+    gauge,
+)
 from dshealthd.core.host import lines_of, read_existing
 from dshealthd.core.result import read_parsed
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Context, Fault, Sample
-
 REQUESTS = counter(
     "dshealthd_disk_requests_total",
-    "Requests completed by the disk since boot, by operation (read, write, and since Linux 4.18 "
-    "discard); /proc/diskstats.",
+    "Requests completed by the disk since boot: read, write, discard; /proc/diskstats.",
     *("disk", "operation"),
 )
 SECONDS = counter(
@@ -50,10 +54,8 @@ MAX_DISKS = 32
 """Disks that get series, in order of their names."""
 _SECTOR = 512
 """Bytes per sector in `/proc/diskstats`, whatever the disk's own sector size."""
-_FIELDS = 12
-"""Fields of a line up to the requests in flight; newer kernels append more."""
-_DISCARDS = 18
-"""Fields of a line up to the milliseconds of discards."""
+_FIELDS = 18
+"""Fields of a line up to the milliseconds of discards; newer kernels append more."""
 _REMOVABLE = ("fd", "sr")
 """Floppies and optical drives, which wait for a medium."""
 
@@ -73,11 +75,10 @@ def parse_diskstats(text: str) -> dict[str, DiskStatistics]:
         if len(fields) < _FIELDS:
             message = f"not a line of disk statistics: {line[:80]!r}"
             raise ValueError(message)
-        numbers = [int(field) for field in fields[3:_DISCARDS]]
+        numbers = [int(field) for field in fields[3:_FIELDS]]
         operations = {
             name: (numbers[at], numbers[at + 2], numbers[at + 3])
             for name, at in (("read", 0), ("write", 4), ("discard", 11))
-            if at + 3 < len(numbers)
         }
         found[fields[2]] = DiskStatistics(operations, numbers[8])
     return found

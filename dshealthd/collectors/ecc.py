@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import News
+from dshealthd.core.collector import Metric, News, Sample
 from dshealthd.nvml.collector import GpuCollector
 from dshealthd.nvml.values import Fields, gpu_counter, gpu_gauge, number, told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Metric, Sample
     from dshealthd.nvml.device import Device, Gpu
 
 _COUNTERS = (

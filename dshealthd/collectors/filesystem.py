@@ -12,14 +12,17 @@ import errno
 import math
 import mmap
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
+    Context,
     Fault,
     Reason,
+    Sample,
     SourceError,
     Worker,
     gauge,
@@ -28,11 +31,6 @@ from dshealthd.core.host import read
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import fault_of
 from dshealthd.linux.mounts import Mount, mount_of, parse_mountinfo
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Context, Sample
 
 SIZE = gauge(
     "dshealthd_filesystem_size_bytes",

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Fault, News, Reason, gauge
+from dshealthd.core.collector import Context, Fault, News, Reason, Sample, gauge
 from dshealthd.nvml.collector import GpuCollector, GpuCollectorOptions
 from dshealthd.nvml.signs import Signs
 from dshealthd.nvml.values import Fields, gpu_counter, gpu_gauge, number, told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from dshealthd.core.collector import Context, Sample
     from dshealthd.nvml.device import Device
     from dshealthd.nvml.device import Gpu as Position
     from dshealthd.nvml.session import Session
@@ -171,7 +169,7 @@ class GpuTelemetry(GpuCollector):
             yield VISIBLE(len(session.gpus()))
         else:
             yield session.fault
-        yield DRIVER(1, session.versions.driver, session.versions.cuda, session.versions.nvml)
+        yield DRIVER(1, *session.versions)
         for index, uuid in session.gone():
             yield UP(0, index, uuid)
             yield FAULT(1, index, uuid, Reason.NOT_FOUND)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from dshealthd.core.collector import Collector, NotAvailable, gauge
+from dshealthd.core.collector import Collector, Fault, NotAvailable, Sample, gauge
 from dshealthd.linux.pci import bus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Fault, Sample
 
 EXPECTED = gauge(
     "dshealthd_gpus_expected",

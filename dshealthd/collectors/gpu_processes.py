@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.collector import gauge
+from dshealthd.core.collector import Context, Fault, Sample, gauge
 from dshealthd.jobs.gpu_ranks import GpuRanks
 from dshealthd.jobs.shares import MAX_RANKS
 from dshealthd.nvml.collector import GpuCollector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Context, Fault, Sample
     from dshealthd.nvml.device import Device, Gpu
 
 PROCESSES = gauge(

@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from dshealthd.core.collector import Collector, CollectorOptions, Sample, Worker, gauge
+from dshealthd.core.collector import Collector, CollectorOptions, Context, Sample, Worker, gauge
 from dshealthd.jobs.heartbeats.page import find_page, open_page
-from dshealthd.jobs.processes import ProcessTable
-from dshealthd.jobs.shares import share_places
+from dshealthd.jobs.processes import Key, ProcessTable, TrainingProcess
+from dshealthd.jobs.shares import Claim, share_places
 from dshealthd.training.message import PAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from dshealthd.core.collector import Context
-    from dshealthd.jobs.processes import Key, TrainingProcess
-    from dshealthd.jobs.shares import Claim
 
 INFO = gauge(
     "dshealthd_job_heartbeat_page_info",

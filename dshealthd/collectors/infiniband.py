@@ -9,6 +9,7 @@ collector runs in a worker. It keeps no file open, which would prevent unloading
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
+    Context,
     Fault,
     Metric,
     NotAvailable,
@@ -41,9 +43,6 @@ from dshealthd.linux.infiniband import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dshealthd.core.collector import Context
     from dshealthd.core.host import Host
 
 _PORT = ("device", "port")
@@ -197,6 +196,7 @@ class CounterSeries(NamedTuple):
 class _Device:
     adapter: Adapter
     constants: list[Sample] = field(default_factory=list)
+    interfaces: set[str] = field(default_factory=set)
     sensors: list[CounterSeries] = field(default_factory=list)
     counters: dict[str, list[CounterSeries]] = field(default_factory=dict)
     """By port."""
@@ -241,7 +241,9 @@ class Infiniband(Collector):
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the samples of each InfiniBand device, and `port_up` 0 for ports that are gone."""
-        names, others = self._list(), self._wanted(elsewhere(self.host))
+        # No adapters if the driver was unloaded a moment ago.
+        names = self._wanted(adapters(self.host))
+        others = self._wanted(elsewhere(self.host))
         if not names and not self._ports and not others:
             message = f"{self.host.sys(_CLASS)} has no device"
             raise NotAvailable(message)
@@ -256,9 +258,6 @@ class Infiniband(Collector):
         yield from self._gone(names, others)
         if fault is not None and not working:
             raise SourceError(fault.reason, f"no port can be read: {fault.detail}")
-
-    def _list(self) -> list[str]:
-        return self._wanted(adapters(self.host))  # none if the driver was unloaded a moment ago
 
     def _wanted(self, names: list[str]) -> list[str]:
         exclude = self.options.exclude
@@ -336,13 +335,7 @@ class Infiniband(Collector):
 
     def _bonded(self, gone: Adapter) -> bool:
         """Return whether an adapter that is gone is part of a bond's (mlx5_bond_0)."""
-        interfaces = {
-            sample.labels[PORT_INFO.labels.index("interface")]
-            for device in self._devices.values()
-            for sample in device.constants
-            if sample.metric is PORT_INFO
-        }
-        return not interfaces.isdisjoint(gone.bonds)
+        return any(device.interfaces & gone.bonds for device in self._devices.values())
 
     def _known(self, name: str) -> _Device:
         """Return the InfiniBand device; a new one if the driver has registered it again."""
@@ -365,16 +358,11 @@ def _describe(device: _Device) -> None:
         "pci": adapter.target("device"),
     }
     constants = [INFO(1, *(info[label] for label in INFO.labels))]
+    device.interfaces.clear()
     for port in adapter.ports:
-        constants.append(
-            PORT_INFO(
-                1,
-                adapter.name,
-                port,
-                adapter.interface(port),
-                adapter.text(f"ports/{port}/link_layer"),
-            )
-        )
+        interface, layer = adapter.interface(port), adapter.text(f"ports/{port}/link_layer")
+        device.interfaces.add(interface)
+        constants.append(PORT_INFO(1, adapter.name, port, interface, layer))
         device.counters[port] = list(_readings(adapter, port))
     device.constants = constants
     device.sensors = [
@@ -413,10 +401,6 @@ def _read(adapter: Adapter, readings: list[CounterSeries], part: str) -> Iterato
             if len(known) == len(numbers):  # a part of the traffic is not the traffic
                 yield Sample(metric, labels, sum(known) / per_unit)
     if faults:
-        yield (
-            faults[0]
-            if len(faults) == 1
-            else faults[0]._replace(
-                detail=f"{faults[0].detail}, and {plural(len(faults) - 1, 'more file')}"
-            )
-        )
+        first, *rest = faults
+        more = f", and {plural(len(rest), 'more file')}" if rest else ""
+        yield first._replace(detail=first.detail + more)

@@ -13,15 +13,24 @@ import functools
 import math
 import os
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
-from dshealthd.core.collector import Collector, CollectorOptions, Worker, every, gauge
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Context,
+    Fault,
+    Sample,
+    Worker,
+    every,
+    gauge,
+)
 from dshealthd.core.host import read_bytes
 from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.core.text import printable
 from dshealthd.jobs import shares
 from dshealthd.jobs.environment import watchdog_seconds
-from dshealthd.jobs.processes import ProcessTable, read_stat
+from dshealthd.jobs.processes import ProcessTable, TrainingProcess, read_stat
 from dshealthd.jobs.rank_processes import RankProcesses
 from dshealthd.jobs.ras.address import PORT, parse_address
 from dshealthd.linux import sock_diag
@@ -31,12 +40,6 @@ from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.socket_owners import parse_inode
 from dshealthd.linux.socket_waits import peers_awaited, ports_served
 from dshealthd.linux.starvation import parse_run_queue
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from dshealthd.core.collector import Context, Fault, Sample
-    from dshealthd.jobs.processes import TrainingProcess
 
 FILES = gauge(
     "dshealthd_job_file_bytes_per_second",
@@ -159,7 +162,7 @@ class JobActivity(Collector):
         super().__init__(options, context)
         self._at: float | None = None
         """When the sample before was taken."""
-        self._before: Mapping[object, float] = {}
+        self._before: Mapping[tuple[object, object], float] = {}
         """The counters at the sample before, by what is counted and where."""
         self._idle_before: set[int] = set()
         """The processes whose connections were looked at in the sample before."""
@@ -181,14 +184,9 @@ class JobActivity(Collector):
         elapsed = None if self._at is None else now - self._at
         for trouble in self._ranks.troubles(processes, now):
             if trouble.job in jobs or trouble.over:
-                yield TROUBLE(
-                    trouble.seconds,
-                    trouble.job,
-                    str(trouble.rank),
-                    trouble.what,
-                    str(trouble.pid),
-                )
-        counted: dict[object, float] = {}
+                labels = trouble.job, str(trouble.rank), trouble.what, str(trouble.pid)
+                yield TROUBLE(trouble.seconds, *labels)
+        counted: dict[tuple[object, object], float] = {}
         idle = {job: self._idle(job, members, elapsed) for job, members in jobs.items()}
         wanted = self._wanted(idle)
         sockets = self._sockets(idle)
@@ -236,7 +234,7 @@ class JobActivity(Collector):
         job: str,
         members: list[TrainingProcess],
         elapsed: float | None,
-        counted: dict[object, float],
+        counted: dict[tuple[object, object], float],
         sockets: Mapping[object, tuple[float, bool]] | None,
         wanted: Mapping[tuple[int, int], float],
     ) -> Iterator[Sample | Fault]:
@@ -328,7 +326,7 @@ class JobActivity(Collector):
         """Yield who runs what in a job: nothing where that cannot be read."""
         first = min(members, key=lambda process: (process.start, process.pid))
         key = first.pid, first.start
-        running = {one[1] for one in self._before if isinstance(one, tuple)}
+        running = {key for _, key in self._before}
         if key not in self._scripts and self.context.entering(first.part) is None:
             self._scripts = {  # and forget those of jobs that have ended
                 known: script for known, script in self._scripts.items() if known in running

@@ -8,11 +8,13 @@ bytes of the files in the checkpoint that DeepSpeed's `latest` names, and unpick
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
+    Context,
+    Fault,
     Sample,
     Worker,
     every,
@@ -22,17 +24,10 @@ from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs import shares
 from dshealthd.jobs.checkpoint_watch import CheckpointWatch
 from dshealthd.jobs.heartbeats.page import find_page
-from dshealthd.jobs.processes import ProcessTable
+from dshealthd.jobs.processes import Key, ProcessTable, TrainingProcess
 from dshealthd.linux.process_root import Root
 from dshealthd.training.message import PAGE, Phase, newest_message
-from dshealthd.training.saved import decode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Context, Fault
-    from dshealthd.jobs.processes import Key, TrainingProcess
-    from dshealthd.training.saved import Saved
+from dshealthd.training.saved import Saved, decode
 
 FREE = gauge(
     "dshealthd_job_checkpoint_free_bytes",

@@ -14,13 +14,13 @@ import contextlib
 import functools
 import os
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
+    Context,
     Fault,
     Sample,
     Worker,
@@ -42,20 +42,12 @@ from dshealthd.jobs.nccl.names import Misnomer, newer
 from dshealthd.jobs.nccl.release import MappedReleases, UnknownRelease
 from dshealthd.jobs.nccl.settings import parse_configuration
 from dshealthd.jobs.network_devices import NetworkDevices
-from dshealthd.jobs.processes import ProcessTable, read_stat
-from dshealthd.jobs.ranks import Ranks
-from dshealthd.jobs.shares import MAX_JOBS, MAX_RANKS, share_places
+from dshealthd.jobs.processes import ProcessTable, TrainingProcess, read_stat
+from dshealthd.jobs.ranks import Ranks, Run
+from dshealthd.jobs.shares import MAX_JOBS, MAX_RANKS, Claim, share_places
 from dshealthd.linux.pci import bus
 from dshealthd.linux.process_root import Root
 from dshealthd.linux.socket_owners import started_by
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from dshealthd.core.collector import Context
-    from dshealthd.jobs.processes import TrainingProcess
-    from dshealthd.jobs.ranks import Run
-    from dshealthd.jobs.shares import Claim
 
 INFO = gauge(
     "dshealthd_job_run_info",
@@ -270,9 +262,8 @@ class JobEnvironment(Collector):
             terminal = any(process.terminal for process in run.processes)
             yield HELD(len(held), *labels, str(terminal).lower())
         counts = {rank: self._alike(members) for rank, members in run.ranks.items()}
-        for rank, count in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[
-            :MAX_RANKS
-        ]:
+        most_first = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
+        for rank, count in most_first[:MAX_RANKS]:
             yield PROCESSES(count, *labels, str(rank))
         orphaned = [self._orphaned(process) for process in run.processes]
         if None not in orphaned or True in orphaned:

@@ -5,11 +5,12 @@ A job is hung when its ranks are silent for longer than usual.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, gauge
+from dshealthd.core.collector import Collector, Fault, Sample, gauge
 from dshealthd.jobs.hangs.classes import HangClass
-from dshealthd.jobs.hangs.states import position
+from dshealthd.jobs.hangs.states import RankState, position
 from dshealthd.jobs.options import HangOptions
 from dshealthd.jobs.service import Jobs
 from dshealthd.jobs.shares import MAX_RANKS, share_places
@@ -17,11 +18,7 @@ from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from dshealthd.core.collector import Fault, Sample
     from dshealthd.jobs.hangs.judge import Standstill
-    from dshealthd.jobs.hangs.states import RankState
 
 _RANK = ("training_job", "rank")
 HANG = gauge(
@@ -132,15 +129,10 @@ class JobHang(Collector):
         """Yield the jobs that were hung at the last look, and the silence of their ranks."""
         detector = self.context.service(Jobs, "no heartbeats come in").hangs()
         for job, ranks in detector.jobs.items():
-            if any(rank.ended is None for rank in ranks):
+            if living := [rank for rank in ranks if rank.ended is None]:
                 yield from hang_samples(job, detector.standstills.get(job))
-                yield RUNNABLE(
-                    sum(
-                        rank.ended is None and rank.state is not ThreadState.STOPPED
-                        for rank in ranks
-                    ),
-                    job,
-                )
+                stopped = sum(rank.state is ThreadState.STOPPED for rank in living)
+                yield RUNNABLE(len(living) - stopped, job)
         for job, rank in ranks_with_series(detector.jobs):
             yield from samples(job, rank)
             if job in detector.standstills and rank.ended is None:

@@ -9,16 +9,19 @@ an old launch alone is not a fault.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.core import schema, state_file
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
+    Fault,
     NotAvailable,
     Reason,
+    Sample,
     SourceError,
     Worker,
     gauge,
@@ -26,11 +29,6 @@ from dshealthd.core.collector import (
 from dshealthd.core.options import Duration, option
 from dshealthd.jobs.launches import OUTPUT, SCHEMA
 from dshealthd.jobs.launches.obstacle import Obstacle
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from dshealthd.core.collector import Fault, Sample
 
 LAUNCHES = gauge(
     "dshealthd_job_launches",

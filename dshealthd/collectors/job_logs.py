@@ -10,17 +10,15 @@ import functools
 import math
 import os
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, Fault, Sample, Worker, counter, gauge
+from dshealthd.core.collector import Collector, Context, Fault, Sample, Worker, counter, gauge
 from dshealthd.jobs.logs.files import JobLogsOptions, LogFileState
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.process import uptime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Context
     from dshealthd.core.host import Host
     from dshealthd.explain.finding import Finding
 
@@ -73,11 +71,8 @@ class JobLogs(Collector):
         self._processes_at = -math.inf
 
     @classmethod
-    def absent(
-        cls,
-        options: JobLogsOptions,
-        host: Host,  # noqa: ARG003 - as every collector
-    ) -> str | None:
+    # as every collector
+    def absent(cls, options: JobLogsOptions, host: Host) -> str | None:  # noqa: ARG003
         """Return why the collector is absent if no job logs are configured."""
         if options.paths or options.standard_streams:
             return None

@@ -7,20 +7,13 @@ fail.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
-from dshealthd.core.collector import Collector, NotAvailable, Worker, every, gauge
+from dshealthd.core.collector import Collector, Fault, NotAvailable, Sample, Worker, every, gauge
 from dshealthd.core.result import one_of_many
 from dshealthd.jobs import shares
-from dshealthd.jobs.processes import ProcessTable
-from dshealthd.linux.pids_cgroup import OutsideNamespace, tasks_and_limit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from dshealthd.core.collector import Fault, Sample
-    from dshealthd.jobs.processes import TrainingProcess
-    from dshealthd.linux.pids_cgroup import Tasks
+from dshealthd.jobs.processes import ProcessTable, TrainingProcess
+from dshealthd.linux.pids_cgroup import OutsideNamespace, Tasks, tasks_and_limit
 
 THREADS = gauge(
     "dshealthd_job_threads",

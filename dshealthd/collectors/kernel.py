@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, every, gauge
+from dshealthd.core.collector import Collector, Fault, Metric, Sample, every, gauge
 from dshealthd.core.result import read_parsed, read_parts
 from dshealthd.linux.process import uptime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Fault, Metric, Sample
     from dshealthd.core.host import Host
 
 UPTIME = gauge("dshealthd_uptime_seconds", "Time since boot, including suspension; /proc/uptime.")

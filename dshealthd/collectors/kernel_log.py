@@ -13,38 +13,34 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from dshealthd.core import documents, schema, state_file
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
+    Context,
     Fault,
     News,
     NotAvailable,
     Reason,
+    Sample,
     SourceError,
     Worker,
     counter,
     gauge,
 )
-from dshealthd.core.host import read
+from dshealthd.core.host import Host, read
 from dshealthd.core.options import Duration, constant, option
 from dshealthd.core.persistent_counters import OTHER, PersistentCounters, Row
 from dshealthd.core.result import fault_of
 from dshealthd.core.state_writer import LatestWriter
 from dshealthd.linux import kernel_lines as lines
 from dshealthd.linux.journal import JournalReader, kernel_log_reader
-from dshealthd.linux.kmsg import KERNEL, KernelLogReader
+from dshealthd.linux.kmsg import KERNEL, KernelLogReader, KernelLogRecord
 from dshealthd.linux.pci import bus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Context, Sample
-    from dshealthd.core.host import Host
-    from dshealthd.linux.kmsg import KernelLogRecord
 
 log = logging.getLogger(__name__)
 
@@ -206,11 +202,9 @@ class KernelLog(Collector):
         failure: OSError | SourceError | None = None
         try:
             self._read()
-        except FileNotFoundError as error:
-            if not self._known:
-                raise NotAvailable(str(error)) from error
-            failure = error
         except (OSError, SourceError) as error:
+            if isinstance(error, FileNotFoundError) and not self._known:
+                raise NotAvailable(str(error)) from error
             failure = error
         if self._known:
             self._save()

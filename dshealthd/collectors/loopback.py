@@ -8,23 +8,21 @@ import os
 import select
 import socket
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
+    Context,
+    Fault,
     Reason,
+    Sample,
     SourceError,
     counter,
     every,
     gauge,
 )
 from dshealthd.core.sockets import reset_on_close
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Context, Fault, Sample
 
 UP = gauge(
     "dshealthd_loopback_up",

@@ -6,18 +6,22 @@ root and the agent's user can set it, because only they can write to `path.state
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from dshealthd.core import documents, schema
-from dshealthd.core.collector import Collector, NotAvailable, SourceError, Worker, gauge
+from dshealthd.core.collector import (
+    Collector,
+    Fault,
+    NotAvailable,
+    Sample,
+    SourceError,
+    Worker,
+    gauge,
+)
 from dshealthd.core.result import read_parsed
 from dshealthd.core.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Fault, Sample
 
 FILES = {"operator": "maintenance.json", "slurm": "maintenance-slurm.json"}
 """The file of each source: a person with `dshealthd maintenance`, and Slurm's drain or MAINT."""

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
-from dshealthd.core.collector import Collector, counter, gauge
+from dshealthd.core.collector import Collector, Fault, Sample, counter, gauge
 from dshealthd.core.result import read_parsed, read_parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from dshealthd.core.collector import Fault, Sample
 
 TOTAL = gauge(
     "dshealthd_memory_total_bytes", "Memory that the kernel manages; MemTotal of /proc/meminfo."

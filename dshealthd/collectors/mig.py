@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import gauge
+from dshealthd.core.collector import Sample, gauge
 from dshealthd.nvml.collector import GpuCollector
 from dshealthd.nvml.values import MAX_MIG_DEVICES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Sample
     from dshealthd.nvml.device import Device, Gpu
 
 INFO = gauge(

@@ -13,8 +13,8 @@ import functools
 import os
 import re
 from collections import Counter, defaultdict
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import (
     Collector,
@@ -26,26 +26,23 @@ from dshealthd.core.collector import (
     every,
     gauge,
 )
-from dshealthd.core.host import read
+from dshealthd.core.host import Host, read
 from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs.nccl import inspector
 from dshealthd.jobs.nccl.inspector import (
     Content,
     Directories,
+    Directory,
+    Figures,
     File,
     FileRefused,
     InspectorFileState,
+    MeasuredOperation,
     parse,
 )
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.pci import driver_absent
 from dshealthd.linux.process_root import Root
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from dshealthd.core.host import Host
-    from dshealthd.jobs.nccl.inspector import Directory, Figures, MeasuredOperation
 
 _LABELS = ("training_job", "uuid", "operation", "size", "nodes", "message")
 BANDWIDTH = gauge(

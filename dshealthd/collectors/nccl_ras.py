@@ -14,34 +14,29 @@ processes have mapped is known to be safe (`dshealthd.jobs.ras.policy`).
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, Fault, News, Reason, Sample, Worker, gauge
+from dshealthd.core.collector import Collector, Context, Fault, News, Reason, Sample, Worker, gauge
 from dshealthd.core.result import one_of_many
 from dshealthd.jobs import shares
 from dshealthd.jobs.nccl.release import MappedReleases
-from dshealthd.jobs.processes import ProcessTable
+from dshealthd.jobs.processes import ProcessTable, TrainingProcess
 from dshealthd.jobs.ras import client as ras_client
 from dshealthd.jobs.ras import evaluation, question
 from dshealthd.jobs.ras.address import ras_enabled
-from dshealthd.jobs.ras.evaluation import by_size, lags, troubles
+from dshealthd.jobs.ras.evaluation import JobProgress, by_size, lags, troubles
 from dshealthd.jobs.ras.from_json import parse_json
 from dshealthd.jobs.ras.options import NcclRasOptions
 from dshealthd.jobs.ras.protocol import NoListener, RasAnswer, Stranger, Unanswered
 from dshealthd.jobs.ras.question import JobProcess
-from dshealthd.jobs.ras.status import ImpossibleAnswer, MalformedAnswer
+from dshealthd.jobs.ras.status import ImpossibleAnswer, MalformedAnswer, Status
 from dshealthd.jobs.ras.watched import WatchedJob, own_pid
 from dshealthd.linux.pci import driver_absent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Context
     from dshealthd.core.host import Host
-    from dshealthd.jobs.processes import TrainingProcess
     from dshealthd.jobs.ras.client import Query
-    from dshealthd.jobs.ras.evaluation import JobProgress
-    from dshealthd.jobs.ras.status import Status
 
 STATE = gauge(
     "dshealthd_job_nccl_ras_state",

@@ -11,30 +11,27 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
+    Context,
     Fault,
     NotAvailable,
+    Sample,
     SourceError,
     Worker,
     counter,
     gauge,
 )
-from dshealthd.core.host import integer, lines_of, read
+from dshealthd.core.host import Host, integer, lines_of, read
 from dshealthd.core.options import option
 from dshealthd.core.result import fault_of
 from dshealthd.linux.pci import VIRTUAL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dshealthd.core.collector import Context, Sample
-    from dshealthd.core.host import Host
 
 UP = gauge(
     "dshealthd_network_up",
@@ -108,8 +105,6 @@ _SPEED_INTERVAL = 60.0
 _STATES = frozenset({"up", "down", "dormant", "testing", "lowerlayerdown", "notpresent", "unknown"})
 _NO_SPEED = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 """Errors of an interface that just lost its carrier, and of a driver without a speed."""
-_MAX_SPEED = (1 << 31) - 1
-"""Mb/s; some kernels write -1 as an unsigned number for "unknown"."""
 
 
 def parse_net_dev(text: str) -> dict[str, str]:
@@ -128,8 +123,8 @@ def parse_columns(text: str) -> list[int]:
 
 
 def speed_of(megabits: int) -> float | None:
-    """Return bytes per second, given Mb/s from a file `speed`; None where that means unknown."""
-    return megabits * 1e6 / 8 if 0 < megabits <= _MAX_SPEED else None
+    """Return bytes per second, given Mb/s from a file `speed`; None for 0 and -1, unknown."""
+    return megabits * 1e6 / 8 if megabits > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)

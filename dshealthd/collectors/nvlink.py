@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import News
-from dshealthd.nvml.collector import GpuCollector
+from dshealthd.core.collector import Context, News, Sample
+from dshealthd.nvml.collector import GpuCollector, SlowGpuCollectorOptions
 from dshealthd.nvml.signs import LINK_COUNT, LINK_STATE, LINK_UP
 from dshealthd.nvml.values import ALL_LINKS, MAX_LINKS, Fields, gpu_counter, gpu_gauge, told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from dshealthd.core.collector import Context, Sample
-    from dshealthd.nvml.collector import SlowGpuCollectorOptions
     from dshealthd.nvml.device import Device, Gpu
 
 UP = gpu_gauge(

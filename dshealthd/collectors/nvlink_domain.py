@@ -7,21 +7,18 @@ multi-node jobs need.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.collector import News, gauge
+from dshealthd.core.collector import Context, Fault, News, Sample, gauge
 from dshealthd.core.result import fault_of
 from dshealthd.linux import imex
 from dshealthd.linux.nvswitch import Switches, fabric_manager_enabled
 from dshealthd.linux.process import daemon
-from dshealthd.nvml.collector import GpuCollector
+from dshealthd.nvml.collector import GpuCollector, SlowGpuCollectorOptions
 from dshealthd.nvml.values import gpu_gauge, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Context, Fault, Sample
-    from dshealthd.nvml.collector import SlowGpuCollectorOptions
     from dshealthd.nvml.device import Device, Gpu
 
 STATE = gpu_gauge(

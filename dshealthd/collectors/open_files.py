@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
+    Context,
     Fault,
     Reason,
     Sample,
@@ -20,14 +21,8 @@ from dshealthd.core.host import read_bytes
 from dshealthd.core.options import Duration, constant, option
 from dshealthd.core.result import fault_of, one_of_many, read_parsed
 from dshealthd.jobs import shares
-from dshealthd.jobs.processes import ProcessTable
+from dshealthd.jobs.processes import ProcessTable, TrainingProcess
 from dshealthd.linux.process_limits import Descriptors, ProcessLimits, Usage, parse_locked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from dshealthd.core.collector import Context
-    from dshealthd.jobs.processes import TrainingProcess
 
 OPEN = gauge(
     "dshealthd_open_files",
@@ -101,11 +96,14 @@ class OpenFiles(Collector):
 
     def __init__(self, options: OpenFilesOptions, context: Context) -> None:
         super().__init__(options, context)
-        self._descriptors: Descriptors | None = None
         self._slow: dict[tuple[int, int], _Slow] = {}
-        self._slow_until = -math.inf
         self._worst_pid: str | None = None
-        self._all_until = -math.inf
+        self._full_at = -math.inf
+        """When limits are read again, and the worst of all processes is chosen again."""
+
+    @functools.cached_property
+    def _descriptors(self) -> Descriptors:
+        return Descriptors(self.host)
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the open files of the system, of the worst process of each job and of all.
@@ -125,29 +123,19 @@ class OpenFiles(Collector):
                 Reason.PERMISSION_DENIED,
                 "hidepid: /proc does not show other users' processes",
             )
-        if self._descriptors is None:
-            self._descriptors = Descriptors(self.host)
-        yield from self._jobs(self._descriptors, processes)
-        if self._descriptors.direct:
-            yield from self._all(self._descriptors, table.pids)
-
-    def _jobs(
-        self, descriptors: Descriptors, processes: Iterable[TrainingProcess]
-    ) -> Iterator[Sample | Fault]:
-        now = self.context.monotonic()
-        remembered: Mapping[tuple[int, int], _Slow] = self._slow
-        if now >= self._slow_until:
-            remembered, self._slow_until = {}, now + self.options.full_interval
-        self._slow = {}
-        jobs = shares.jobs_with_places(processes)
-        for job, members in jobs.items():
-            yield from one_of_many(
-                f"job {job}", functools.partial(self._job, descriptors, job, members, remembered)
-            )
+        direct, now = self._descriptors.direct, self.context.monotonic()
+        remembered, self._slow = self._slow, {}
+        if now >= self._full_at:
+            self._full_at = now + self.options.full_interval
+            remembered, self._worst_pid = {}, None
+        for job, members in shares.jobs_with_places(processes).items():
+            read = functools.partial(self._job, job, members, remembered)
+            yield from one_of_many(f"job {job}", read)
+        if direct:
+            yield from self._all(table.pids)
 
     def _job(
         self,
-        descriptors: Descriptors,
         job: str,
         members: Iterable[TrainingProcess],
         remembered: Mapping[tuple[int, int], _Slow],
@@ -158,12 +146,10 @@ class OpenFiles(Collector):
         for process in members:
             key = (process.pid, process.start)
             try:
-                slow = remembered.get(key) or self._read(descriptors, process.pid)
-                count = (
-                    descriptors.open_descriptors(process.pid)
-                    if slow.descriptors is None
-                    else slow.descriptors
-                )
+                slow = remembered.get(key) or self._read(process.pid)
+                count = slow.descriptors
+                if count is None:
+                    count = self._descriptors.open_descriptors(process.pid)
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
             except (OSError, ValueError, ArithmeticError) as error:
@@ -183,30 +169,24 @@ class OpenFiles(Collector):
             yield LOCKED(slow.pinned, job, "pinned")
             yield LOCKED_LIMIT(usage.limit, job)
 
-    def _read(self, descriptors: Descriptors, pid: int) -> _Slow:
+    def _read(self, pid: int) -> _Slow:
         locked, pinned = parse_locked(read_bytes(self.host.proc(f"{pid}/status")))
-        limits = descriptors.limits(pid)
+        limits = self._descriptors.limits(pid)
         # The kernel counts each against the limit, and refuses what exceeds it, but to
         # CAP_IPC_LOCK: a pod that has it for its RDMA has a limit of 64 KiB. What /proc says of its
         # capabilities may hold in its own user namespace alone, where they do not lift the limit.
         if max(locked, pinned) > limits.locked:
             limits = limits._replace(locked=math.inf)
-        return _Slow(
-            limits,
-            locked,
-            pinned,
-            None if descriptors.direct else descriptors.open_descriptors(pid),
-        )
+        direct = self._descriptors.direct
+        count = None if direct else self._descriptors.open_descriptors(pid)
+        return _Slow(limits, locked, pinned, count)
 
-    def _all(self, descriptors: Descriptors, pids: Iterable[str]) -> Iterator[Sample]:
-        now = self.context.monotonic()
-        worst = (
-            descriptors.worst([self._worst_pid])
-            if self._worst_pid is not None and now < self._all_until
-            else None
-        )
+    def _all(self, pids: Iterable[str]) -> Iterator[Sample]:
+        worst = None
+        if self._worst_pid is not None:
+            worst = self._descriptors.worst([self._worst_pid])
         if worst is None:  # it is time to choose again, or the chosen one has ended
-            worst, self._all_until = descriptors.worst(pids), now + self.options.full_interval
+            worst = self._descriptors.worst(pids)
         if worst is not None:
             self._worst_pid, usage = worst
             yield OPEN(usage.value, "process", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dshealthd.linux.pci import slot_lanes
@@ -9,8 +10,6 @@ from dshealthd.nvml.collector import GpuCollector
 from dshealthd.nvml.values import Fields, gpu_counter, gpu_gauge, told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dshealthd.core.collector import Sample
     from dshealthd.nvml.device import Device, Gpu
 

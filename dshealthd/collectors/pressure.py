@@ -8,16 +8,11 @@ Needs a kernel with PSI (CONFIG_PSI; `psi=1` on the command line where it is off
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
-from dshealthd.core.collector import Collector, NotAvailable, every, gauge
+from dshealthd.core.collector import Collector, Fault, NotAvailable, Sample, every, gauge
 from dshealthd.core.host import lines_of
 from dshealthd.core.result import read_parsed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from dshealthd.core.collector import Fault, Sample
 
 STALLED_RATIO = gauge(
     "dshealthd_pressure_stalled_ratio",

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, CollectorOptions, Worker, gauge
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Context,
+    Fault,
+    Sample,
+    Worker,
+    gauge,
+)
 from dshealthd.core.options import Duration, option
 from dshealthd.jobs.processes import part_of
 from dshealthd.linux.process import TICKS, uptime
-from dshealthd.linux.sock_diag import TcpState
+from dshealthd.linux.sock_diag import TcpSocket, TcpState
 from dshealthd.linux.socket_owners import Search
 from dshealthd.linux.tcp_sockets import Sockets
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Context, Fault, Sample
-    from dshealthd.linux.sock_diag import TcpSocket
 
 SOCKETS = gauge(
     "dshealthd_rendezvous_sockets",

@@ -7,13 +7,15 @@ import functools
 import itertools
 import os
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TypeVar
 
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
+    Context,
     Fault,
     Reason,
     Sample,
@@ -25,10 +27,10 @@ from dshealthd.core.host import read, read_existing
 from dshealthd.core.options import Duration, constant, option
 from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs import shares
-from dshealthd.jobs.installation import Installations
-from dshealthd.jobs.loaded import libraries
+from dshealthd.jobs.installation import Installations, Versions
+from dshealthd.jobs.loaded import Libraries, libraries
 from dshealthd.jobs.loaded import versions as running
-from dshealthd.jobs.processes import ProcessTable
+from dshealthd.jobs.processes import ProcessTable, TrainingProcess
 from dshealthd.linux import gpu_direct, pci, security
 from dshealthd.linux.process_root import Root
 from dshealthd.linux.security import firewall_configuration
@@ -38,15 +40,7 @@ try:
 except ImportError:
     from hashlib import blake2b
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from dshealthd.core.collector import Context
-    from dshealthd.jobs.installation import Versions
-    from dshealthd.jobs.loaded import Libraries
-    from dshealthd.jobs.processes import TrainingProcess
-
-P = ParamSpec("P")
 T = TypeVar("T")
 
 INFO = gauge(
@@ -201,7 +195,7 @@ class Software(Collector):
             (PEER_MEMORY, "peer memory", gpu_direct.peer_memory),
             (TRANSLATED, "IOMMU", gpu_direct.gpus_translated),
         ):
-            value = self._attempt(part, count, self.host)
+            value = self._attempt(part, functools.partial(count, self.host))
             if isinstance(value, Fault):
                 yield value
             elif value is not None:
@@ -209,7 +203,7 @@ class Software(Collector):
 
     def _environments(self) -> Iterator[Sample | Fault]:
         for path in map(str, self.options.environments):
-            found = self._attempt(f"environment {path}", self._environment, path)
+            found = self._attempt(f"environment {path}", functools.partial(self._environment, path))
             if found is None:
                 detail = f"there is no Python environment at {path}"
                 yield Fault(f"environment {path}", Reason.NOT_FOUND, detail)
@@ -268,14 +262,12 @@ class Software(Collector):
                 break
         return installed
 
-    def _attempt(
-        self, part: str, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> T | Fault | None:
+    def _attempt(self, part: str, look: Callable[[], T]) -> T | Fault | None:
         """Return what reading a part of the software gives: None if absent, else its fault."""
         if (fault := self.context.entering(part)) is not None:
             return fault
         try:
-            return look(*args, **kwargs)
+            return look()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, ArithmeticError) as error:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
+    Context,
+    Fault,
     Reason,
+    Sample,
     SourceError,
     Worker,
     every,
     gauge,
 )
-from dshealthd.linux.process import sleeping
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Context, Fault, Sample
-    from dshealthd.linux.process import Sleep
+from dshealthd.linux.process import Sleep, sleeping
 
 STUCK = gauge(
     "dshealthd_processes_stuck",

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from dshealthd.core.collector import Collector, Worker, every, gauge
+from dshealthd.core.collector import Collector, Fault, Sample, Worker, every, gauge
 from dshealthd.linux.sock_diag import TIME_WAIT_TIMER, TcpState
 from dshealthd.linux.tcp_sockets import Sockets
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Fault, Sample
 
 SOCKETS = gauge(
     "dshealthd_tcp_sockets",

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, NotAvailable, every, gauge
+from dshealthd.core.collector import Collector, Fault, Metric, NotAvailable, Sample, every, gauge
 from dshealthd.core.result import read_parsed, read_parts
 from dshealthd.linux.local_network import RANGE, RESERVED, parse_range, parse_reserved
 from dshealthd.linux.tcp_sockets import Sockets
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Fault, Metric, Sample
 
 PORTS = gauge(
     "dshealthd_tcp_ephemeral_ports",

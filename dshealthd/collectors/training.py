@@ -6,6 +6,7 @@ Steps, step times, loss and memory of each rank, as the ranks themselves report 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, Fault, Sample, counter, gauge
@@ -13,16 +14,12 @@ from dshealthd.jobs.environment import launched_by
 from dshealthd.jobs.heartbeats.reader import PERIOD
 from dshealthd.jobs.own_work import SCALES, compare_ranks, level
 from dshealthd.jobs.service import Jobs
-from dshealthd.jobs.shares import MAX_RANKS, share_places
-from dshealthd.training.message import Phase, StepStage, WaitSource
+from dshealthd.jobs.shares import MAX_RANKS, Claim, share_places
+from dshealthd.training.message import Message, Phase, StepStage, WaitSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from dshealthd.jobs.heartbeats.identity import Identity
     from dshealthd.jobs.heartbeats.sender import Sender
-    from dshealthd.jobs.shares import Claim
-    from dshealthd.training.message import Message
 
 _RANK = ("training_job", "rank")
 INFO = gauge(
@@ -195,13 +192,8 @@ class Training(Collector):
         for (job, rank), senders in share_places(ranks.items(), MAX_RANKS, _claim):
             who, sender = senders[-1]
             place = who.process.launch
-            infos.add(
-                (
-                    job,
-                    launched_by(who.process.environment, place),
-                    "" if place.world_size is None else str(place.world_size),
-                )
-            )
+            size = "" if place.world_size is None else str(place.world_size)
+            infos.add((job, launched_by(who.process.environment, place), size))
             if sender.message is not None:
                 message = sender.message
                 yield from samples(message, sender.heard, job, str(rank))

@@ -70,7 +70,6 @@ _REASONS = {
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: Reason.VERSION_MISMATCH,
     pynvml.NVML_ERROR_GPU_NOT_FOUND: Reason.NOT_FOUND,
     pynvml.NVML_ERROR_INVALID_ARGUMENT: Reason.NOT_FOUND,  # on a lookup: no GPU has this index
-    pynvml.NVML_ERROR_UNKNOWN: Reason.UNKNOWN_ERROR,
 }
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dshealthd.core.collector import Collector, CollectorOptions, SourceError, Worker
+from dshealthd.core.collector import Collector, CollectorOptions, Fault, Sample, SourceError, Worker
 from dshealthd.core.options import Duration, option
 from dshealthd.linux.pci import gpus_absent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Fault, Sample
     from dshealthd.core.host import Host
     from dshealthd.nvml.device import Device, Gpu
     from dshealthd.nvml.session import Session
@@ -58,7 +56,9 @@ class GpuCollector(Collector):
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield each GPU's samples and faults. SourceError if NVML or every GPU fails."""
-        session = self.session()
+        from dshealthd.nvml.session import Session  # loads pynvml, which must stay out of the agent
+
+        session = self.context.shared(Session)
         gpus = session.gpus()
         yield from self.overview(session)
         for gpu in gpus:
@@ -71,12 +71,6 @@ class GpuCollector(Collector):
             raise SourceError(
                 faulty[0].reason, f"no GPU can be read; {faulty[0].part}: {faulty[0].detail}"
             )
-
-    def session(self) -> Session:
-        """Return the NVML session of this collector's worker."""
-        from dshealthd.nvml.session import Session  # loads pynvml, which must stay out of the agent
-
-        return self.context.shared(Session)
 
     @abstractmethod
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import pynvml
 
-from dshealthd.core.collector import Fault, NotAvailable, Reason, SourceError
+from dshealthd.core.collector import Fault, NotAvailable, Reason, Sample, SourceError
 from dshealthd.core.text import plural
 from dshealthd.nvml import codes
 from dshealthd.nvml.fields import Batch
 from dshealthd.nvml.values import MAX_PROCESSES, Fields, number
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from dshealthd.core.collector import Sample
 
 T = TypeVar("T")
 
@@ -71,30 +67,24 @@ def _processes(name: str, handle: Any) -> tuple[int, Any]:
     return count.value, array
 
 
+@dataclass(eq=False)
 class Device:
     """A handle, and the calls known not to work on it. Lives until the next enumeration."""
 
-    def __init__(
-        self,
-        part: str,
-        handle: Any,
-        session_ended: Callable[[pynvml.NVMLError], SourceError | NotAvailable],
-        monotonic: Callable[[], float],
-    ) -> None:
-        """Keep a handle; `session_ended` makes the error to raise when NVML as a whole is gone."""
-        self.part = part
-        self.handle = handle
-        self.notes: list[Fault] = []
-        """Single calls that failed since `pop_faults`; their values are missing."""
-        self._session_ended = session_ended
-        self._monotonic = monotonic
-        self._spent: list[float] = []
-        self._slow: dict[object, Fault] = {}
-        self._calls: dict[Call, Callable[[], Any] | None] = {}
-        """Prepared; None for those that this device or pynvml does not support."""
-        self._constants: dict[Call, Any] = {}
-        self._without_data = 0
-        """Calls so far that had no data at present."""
+    part: str
+    handle: Any
+    session_ended: Callable[[pynvml.NVMLError], SourceError | NotAvailable]
+    """Makes the error to raise when NVML as a whole is gone."""
+    monotonic: Callable[[], float]
+    notes: list[Fault] = field(default_factory=list)
+    """Single calls that failed since `pop_faults`; their values are missing."""
+    _spent: list[float] = field(default_factory=list)
+    _slow: dict[object, Fault] = field(default_factory=dict)
+    _calls: dict[Call, Callable[[], Any] | None] = field(default_factory=dict)
+    """Prepared; None for those that this device or pynvml does not support."""
+    _constants: dict[Call, Any] = field(default_factory=dict)
+    _without_data: int = 0
+    """Calls so far that had no data at present."""
 
     def query(self, *call: str | int) -> Any:
         """Return the result of a pynvml function for this device, or None if it has none.
@@ -180,7 +170,7 @@ class Device:
             return None
         if self._calls.get(key, call) is None:
             return None
-        started = self._monotonic()
+        started = self.monotonic()
         try:
             return call()
         except pynvml.NVMLError as error:
@@ -245,28 +235,23 @@ class Device:
 
     def of(self, handle: Any) -> Device:
         """Return a part of this device: a MIG device, whose failures count as this device's."""
-        part = Device(self.part, handle, self._session_ended, self._monotonic)
-        # Shared, so that seven slow MIG devices do not get seven times the budget of one GPU.
-        part.notes, part._spent = self.notes, self._spent
-        return part
+        # Notes and time are shared: seven slow MIG devices get the budget of one GPU.
+        device = self.session_ended, self.monotonic, self.notes, self._spent
+        return Device(self.part, handle, *device)
 
     def pop_faults(self) -> list[Fault]:
         """Return this device's failures since the last call: one fault per reason."""
         by_reason: dict[Reason, list[Fault]] = {}
         for note in self.notes:
             by_reason.setdefault(note.reason, []).append(note)
-        self.forget_notes()
+        self.notes.clear()
+        self._spent.clear()
         return [
             first._replace(detail=f"{first.detail}; {plural(len(more), 'more call')} failed")
             if more
             else first
             for first, *more in by_reason.values()
         ]
-
-    def forget_notes(self) -> None:
-        """Forget the failed calls of the last reading of this device."""
-        self.notes.clear()
-        self._spent.clear()
 
     def _failed(self, error: pynvml.NVMLError, key: Call, started: float) -> None:
         """Handle a failed NVML call: it may concern the call, the device, or NVML as a whole."""
@@ -277,7 +262,7 @@ class Device:
             # Skipped until the GPUs are listed again: support does not appear later.
             self._calls[key] = None
         elif code in codes.OF_SESSION:
-            raise self._session_ended(error) from error
+            raise self.session_ended(error) from error
         elif code in codes.OF_DEVICE:
             raise DeviceError(
                 codes.reason_of_code(code), f"{name}: {codes.describe(error)}"
@@ -286,7 +271,7 @@ class Device:
             self._without_data += 1
         else:
             self._record(codes.reason_of_code(code), f"{name}: {codes.describe(error)}")
-            took = self._monotonic() - started
+            took = self.monotonic() - started
             self._spent.append(took)
             if took >= _SLOW:
                 self._slow[key] = self.notes[-1]

@@ -10,15 +10,13 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pynvml
 
 from dshealthd.nvml import codes
 from dshealthd.nvml.values import SENTINELS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _LAYOUT = struct.Struct("=IIqqIIQ")
 """nvmlFieldValue_t: field, scope, timestamp, latency, type, return code, value."""

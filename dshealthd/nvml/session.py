@@ -10,8 +10,8 @@ outlives its handle and its index.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pynvml
 
@@ -30,9 +30,6 @@ from dshealthd.linux import pci
 from dshealthd.nvml import codes
 from dshealthd.nvml.device import Device, DeviceError, Gpu, ReadingEnded
 from dshealthd.nvml.values import MAX_GPUS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 REFRESH = 60.0
 """Seconds until GPUs are listed again, and NVML is reopened to find one that came back."""
@@ -56,20 +53,12 @@ class _Meter:
     sweeps: int = 0
 
 
-@dataclass(frozen=True)
-class Versions:
-    """Versions of driver, CUDA and NVML; empty if NVML does not report them."""
-
-    driver: str
-    cuda: str
-    nvml: str
-
-
 class Session:
     """NVML and its GPUs, shared by the collectors of a process through `Context.shared`."""
 
     def __init__(self, context: Context) -> None:
-        self.versions = Versions("", "", "")
+        self.versions = ("", "", "")
+        """Versions of driver, CUDA and NVML; empty if NVML does not report them."""
         self._context = context
         self.fault: Fault | None = None
         """What NVML says of itself in this sweep that cannot be true; the GPUs are read."""
@@ -125,7 +114,7 @@ class Session:
             with contextlib.suppress(ReadingEnded):  # the notes say why; earlier samples stay valid
                 samples.extend(read(gpu, device))
         except DeviceError as error:
-            device.forget_notes()
+            device.pop_faults()  # of the calls before
             gpu.fault = fault_of(gpu.part, error)
             return [], [gpu.fault]
         return samples, device.pop_faults()
@@ -186,10 +175,10 @@ class Session:
         pynvml.nvmlInit()
         self._open, self._opened_at, self._listed_at = True, now, now - REFRESH
         cuda = _said(pynvml.nvmlSystemGetCudaDriverVersion)
-        self.versions = Versions(
-            driver=str(_said(pynvml.nvmlSystemGetDriverVersion) or ""),
-            cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if isinstance(cuda, int) else "",
-            nvml=str(_said(pynvml.nvmlSystemGetNVMLVersion) or ""),
+        self.versions = (
+            str(_said(pynvml.nvmlSystemGetDriverVersion) or ""),
+            f"{cuda // 1000}.{cuda % 1000 // 10}" if isinstance(cuda, int) else "",
+            str(_said(pynvml.nvmlSystemGetNVMLVersion) or ""),
         )
 
     def _amiss(self) -> bool:

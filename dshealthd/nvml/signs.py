@@ -7,14 +7,13 @@ Imports no pynvml.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import News
 from dshealthd.nvml.values import MAX_LINKS, Fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dshealthd.nvml.device import Device
 
 LINK_COUNT = "NVML_FI_DEV_NVLINK_LINK_COUNT"

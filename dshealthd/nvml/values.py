@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from dshealthd.core.collector import counter, gauge
-
-if TYPE_CHECKING:
-    from dshealthd.core.collector import Metric, Sample
+from dshealthd.core.collector import Metric, Sample, counter, gauge
 
 SENTINELS = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
 """All bits set: NVML's "not available", in 32 and in 64 bits."""

@@ -20,13 +20,12 @@ from dshealthd.core.collector import (
     Context,
     Fault,
     News,
-    NotAvailable,
     Sample,
     gauge,
 )
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration, Errors
-from dshealthd.core.result import CollectionOutcome, attempt
+from dshealthd.core.result import not_available
 from dshealthd.core.snapshot import Snapshot
 from tests.jobs.machines import Clock
 
@@ -73,16 +72,16 @@ def group(*kinds: type[Collector]) -> tuple[_Inside, Snapshot, Clock]:
     )
 
 
-def count(snapshot: Snapshot) -> float:
-    """Return how often `Counting` was asked."""
-    return snapshot["Counting"].result.samples[0].value
+def asked(snapshot: Snapshot, name: str = "Counting") -> float:
+    """Return how often a collector was asked."""
+    return snapshot[name].result.samples[0].value
 
 
-@pytest.mark.parametrize(("later", "asked", "due"), [
+@pytest.mark.parametrize(("later", "expected", "due"), [
     ((4.9, 1.0), [1, 2], 1010.0),  # lateness does not shift the times that follow
     ((61.0, 0.0), [2, 2], 1065.0),  # nor is a minute caught up in which nothing ran
 ])  # fmt: skip
-def test_interval_keeps_its_grid(later: tuple[float, ...], asked: list[int], due: float) -> None:
+def test_interval_keeps_its_grid(later: tuple[float, ...], expected: list[int], due: float) -> None:
     """A collector is asked once an interval, whenever it could be."""
     inside, snapshot, clock = group(Counting)
     asyncio.run(inside.once())
@@ -90,21 +89,26 @@ def test_interval_keeps_its_grid(later: tuple[float, ...], asked: list[int], due
     for seconds in later:
         clock.now += seconds
         asyncio.run(inside.once())
-        counts.append(count(snapshot))
-    assert counts == asked
+        counts.append(asked(snapshot))
+    assert counts == expected
     assert inside.members["Counting"].due == due
 
 
-async def test_state_that_cannot_be_read(tmp_path: Path) -> None:
-    """A collector that asks for its state is told why there is none."""
-    (tmp_path / "kernel_log.json").mkdir()
-    clock = Clock()
-    scheduler = Scheduler(Snapshot(clock, clock), clock, clock, tmp_path)
-    saved = await scheduler._saved(["kernel_log", "memory"])
-    assert [*saved] == [f"{tmp_path}/kernel_log.json"]
+async def test_state_is_read_of_those_that_keep_it(tmp_path: Path) -> None:
+    """Of no other, as each costs a process; an agent that must leave no trace reads none. A
+    collector that asks for its state is told why there is none.
+    """
+    clock, place = Clock(), tmp_path / "kernel_log.json"
+    place.write_text("{}")
+    for state, found in ((tmp_path, {str(place): "{}"}), (None, {})):
+        scheduler = Scheduler(Snapshot(clock, clock), clock, clock, state)
+        assert await scheduler._saved(["memory", "kernel_log"]) == found
+    place.unlink()
+    place.mkdir()
+    saved = await Scheduler(Snapshot(clock, clock), clock, clock, tmp_path)._saved(["kernel_log"])
     inside = scheduler._group(None, {"memory": CollectorOptions()}, config.Config(), saved)
     with pytest.raises(IsADirectoryError):
-        inside._context.read_state(f"{tmp_path}/kernel_log.json")
+        inside._context.read_state(str(place))
 
 
 def test_groups_that_start_apart_are_due_together() -> None:
@@ -184,22 +188,21 @@ async def test_a_file_that_cannot_announce_is_polled(tmp_path: Path) -> None:
 
 
 def test_what_is_absent_is_not_asked_for_every_second() -> None:
-    """An interval below that of all others would wake the agent for nothing."""
-    inside, _, clock = group(Missing)
+    """An interval below that of all others would wake the agent for nothing. It is not run, and
+    shows as not available with the reason; the others are run.
+    """
+    inside, snapshot, clock = group(Counting, Missing)
     inside.members["Missing"].options = CollectorOptions(interval=Duration(1))
     asyncio.run(inside.once())
     assert inside.members["Missing"].next == clock.now + RESTING
+    assert snapshot["Missing"].result == not_available("no such thing")
+    assert asked(snapshot) == 1
 
 
 class Listening(Counting):
     """Is collected when an NVLink changes."""
 
     wakes_on = frozenset({News.NVLINK})
-
-
-def asked(snapshot: Snapshot, name: str) -> float:
-    """Return how often one of several was asked."""
-    return snapshot[name].result.samples[0].value
 
 
 def test_news_wakes_who_waits_for_it() -> None:
@@ -209,16 +212,16 @@ def test_news_wakes_who_waits_for_it() -> None:
     clock.now += 1
     inside.notify(News.GPU_MEMORY)
     asyncio.run(inside.once())
-    assert (asked(snapshot, "Counting"), asked(snapshot, "Listening")) == (1, 1)
+    assert (asked(snapshot), asked(snapshot, "Listening")) == (1, 1)
     inside.notify(News.NVLINK)
     asyncio.run(inside.once())
-    assert (asked(snapshot, "Counting"), asked(snapshot, "Listening")) == (1, 2)
+    assert (asked(snapshot), asked(snapshot, "Listening")) == (1, 2)
     asyncio.run(inside.once())
     assert asked(snapshot, "Listening") == 2
     assert {member.due for member in inside.members.values()} == {1005.0}
     clock.now = 1005.0
     asyncio.run(inside.once())
-    assert (asked(snapshot, "Counting"), asked(snapshot, "Listening")) == (2, 3)
+    assert (asked(snapshot), asked(snapshot, "Listening")) == (2, 3)
 
 
 def test_a_request_is_answered_at_once() -> None:
@@ -232,7 +235,7 @@ def test_a_request_is_answered_at_once() -> None:
     for _ in range(3):
         scheduler.collect(["Listening", "Unknown"])
         asyncio.run(inside.once())
-    assert (asked(snapshot, "Counting"), asked(snapshot, "Listening")) == (1, 4)
+    assert (asked(snapshot), asked(snapshot, "Listening")) == (1, 4)
     assert {member.due for member in inside.members.values()} == {1005.0}
 
 
@@ -291,7 +294,7 @@ async def test_news_ends_the_sleep() -> None:
     inside.members["Listening"].options = CollectorOptions(interval=Duration(3600))
     task = asyncio.create_task(inside.run())
     async with asyncio.timeout(60):
-        while not inside._alarm:
+        while not snapshot["Listening"].result.samples:
             await asyncio.sleep(0)
         assert asked(snapshot, "Listening") == 1
         inside.notify(News.NVLINK)
@@ -300,24 +303,6 @@ async def test_news_ends_the_sleep() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-def test_absence_is_asked_first() -> None:
-    """A collector whose source is absent is not run, and shows as not available with the reason."""
-    inside, snapshot, _ = group(Counting, Missing)
-    asyncio.run(inside.once())
-    assert snapshot["Missing"].result.outcome is CollectionOutcome.NOT_AVAILABLE
-    assert snapshot["Missing"].result.detail == "no such thing"
-    assert snapshot["Counting"].result.outcome is CollectionOutcome.OK
-
-
-async def test_state_is_read_of_those_that_keep_it(tmp_path: Path) -> None:
-    """Of no other, as each costs a process; an agent that must leave no trace reads none."""
-    clock = Clock()
-    (tmp_path / "kernel_log.json").write_text("{}")
-    for state, found in ((tmp_path, {f"{tmp_path}/kernel_log.json": "{}"}), (None, {})):
-        scheduler = Scheduler(Snapshot(clock, clock), clock, clock, state)
-        assert await scheduler._saved(["memory", "kernel_log"]) == found
 
 
 async def test_reload_keeps_what_it_does_not_change() -> None:
@@ -342,37 +327,3 @@ async def test_reload_keeps_what_it_does_not_change() -> None:
     await scheduler.apply(config.from_document({"collectors": only}, errors))
     assert not scheduler._groups
     await scheduler.close()
-
-
-class Defective(Collector):
-    """Fails in the middle."""
-
-    def collect(self) -> Iterator[Sample | Fault]:
-        """Yield one sample and fail."""
-        yield COUNT(1.0)
-        message = "a defect"
-        raise RuntimeError(message)
-
-
-class Unavailable(Collector):
-    """Finds out that there is nothing."""
-
-    def collect(self) -> Iterator[Sample | Fault]:
-        """Say so."""
-        yield from ()
-        message = "nothing here"
-        raise NotAvailable(message)
-
-
-@pytest.mark.parametrize(
-    ("kind", "outcome"),
-    [(Defective, CollectionOutcome.ERROR), (Unavailable, CollectionOutcome.NOT_AVAILABLE)],
-)
-def test_nothing_escapes_an_attempt(kind: type[Collector], outcome: CollectionOutcome) -> None:
-    """A defect in a collector is an error of that collector alone, an absence is ordinary."""
-    clock = Clock()
-    result = attempt(
-        kind(CollectorOptions(), Context(host=Host(), monotonic=clock, wall=clock)), clock
-    )
-    assert result.outcome is outcome
-    assert result.detail

@@ -8,12 +8,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dshealthd.config import registry
-from dshealthd.core.collector import Context, Fault, Metric, Reason
+from dshealthd.core.collector import Context, Fault, Metric, Reason, Sample
+from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionResult, attempt
 from tests.environments import wait_for_environment
@@ -62,6 +65,43 @@ def sleeper(
             yield process.pid
         finally:
             process.kill()
+
+
+@contextlib.contextmanager
+def tmpfs(directory: Path, options: str) -> Iterator[Path]:
+    """Mount a tmpfs, or skip where mounting is not permitted."""
+    directory.mkdir(exist_ok=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "none", directory], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting is not permitted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", "--lazy", directory], check=True)
+
+
+def fill(directory: Path) -> None:
+    """Leave no space in a directory's file system: `ballast` has it."""
+    with (
+        contextlib.suppress(OSError),
+        (directory / "ballast").open("wb", buffering=0) as ballast,
+    ):
+        while ballast.write(b"x" * 4096):
+            pass
+
+
+@contextlib.contextmanager
+def unprivileged() -> Iterator[None]:
+    """Act as a user without privileges."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
 
 
 class Bench:
@@ -144,6 +184,12 @@ def named(result: CollectionResult, prefix: str = "") -> Values:
         (sample.metric.name.removeprefix(f"dshealthd_{prefix}"), *sample.labels): sample.value
         for sample in result.samples
     }
+
+
+def exposed(samples: Iterable[Sample]) -> str:
+    """Return the exposition of samples, without what the declarations of their metrics say."""
+    lines = render(samples).splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("#"))
 
 
 def reasons(result: CollectionResult) -> dict[str, Reason]:

@@ -45,17 +45,6 @@ def test_disks_that_change(tmp_path: Path) -> None:
     assert set(values(bench.collect(), disk.INFO)) == {nvme, ("sda", "", "")}
 
 
-def test_discards(tmp_path: Path) -> None:
-    """A disk that only discards completes requests; before Linux 4.18 it did not tell of them."""
-    machine = copied("disk", tmp_path)
-    statistics = machine / "proc/diskstats"
-    statistics.write_text(statistics.read_text().replace("4100 0 0 0 0 0 0", "4100 7 1 800 90 5 6"))
-    result = Bench("disk", machine).collect()
-    assert values(result, disk.REQUESTS)["nvme0n1", "discard"] == 7
-    assert values(result, disk.SECONDS)["nvme0n1", "discard"] == 0.09
-    assert ("sda", "discard") not in values(result, disk.REQUESTS)
-
-
 @pytest.mark.skipif(not Path("/proc/diskstats").exists(), reason="a kernel without block devices")
 def test_this_machine() -> None:
     """The counts lie between what the kernel says before and after, read another way."""

@@ -89,6 +89,8 @@ def test_it_hurries_while_a_page_is_awaited(node: Node, monkeypatch: pytest.Monk
         sender.tell(beat(1))
         assert node.found()
         assert node.seconds() == usual
+        with sending({**RANK, "RANK": "4"}):
+            assert node.seconds() == soon
 
 
 AGAIN = """

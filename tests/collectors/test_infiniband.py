@@ -6,14 +6,13 @@ import errno
 import os
 import re
 import shutil
-import subprocess
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.processes import node_exporter
 from dshealthd.collectors.infiniband import (
     CONGESTION,
     ERRORS,
@@ -32,6 +31,7 @@ from dshealthd.collectors.infiniband import (
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.linux.infiniband import PortHistory, parse_rate, read_attribute
+from tests.agents import Scrape
 from tests.collectors.bench import Bench, Reader, copied, host, reasons, values, write
 
 DEVICES = {"irdma0", "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"}
@@ -84,8 +84,7 @@ def up(result: CollectionResult) -> Mapping[str, float]:
 
 def test_as_node_exporter_reads_it(bench: Adapters) -> None:
     """Where both have a value, node_exporter reports the same of the same tree."""
-    program = shutil.which("prometheus-node-exporter")
-    if program is None:
+    if shutil.which("prometheus-node-exporter") is None:
         pytest.skip("node_exporter is not installed")
     ours = {
         "port_data_transmitted_bytes_total": (TRANSMIT_BYTES, ()),
@@ -96,44 +95,18 @@ def test_as_node_exporter_reads_it(bench: Adapters) -> None:
         "port_errors_received_total": (ERRORS, ("port_rcv_errors",)),
         "local_link_integrity_errors_total": (ERRORS, ("local_link_integrity_errors",)),
     }
-    theirs = _node_exporter(program, bench.sysfs)
+    flags = f"--path.sysfs={bench.sysfs}", "--collector.disable-defaults", "--collector.infiniband"
+    with node_exporter(*flags) as server:
+        theirs = Scrape(server.scrape().decode(), 0.0)
     result = bench.collect()
     compared = 0
     for name, (metric, more) in ours.items():
         for labels, value in values(result, metric).items():
             if labels[2:] == more and labels[0] != "irdma0":  # where it makes zeros of "N/A"
-                assert (
-                    theirs[f'node_infiniband_{name}{{device="{labels[0]}",port="{labels[1]}"}}']
-                    == value
-                )
+                device, port, *_ = labels
+                assert theirs.value(f"node_infiniband_{name}", device=device, port=port) == value
                 compared += 1
     assert compared == 4 * len(ours) - 1  # the rate of the port that is down has no value here
-
-
-def _node_exporter(program: str, sysfs: Path) -> Mapping[str, float]:
-    command = [
-        program,
-        f"--path.sysfs={sysfs}",
-        "--collector.disable-defaults",
-        "--collector.infiniband",
-        "--web.listen-address=127.0.0.1:0",
-    ]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            address = next(
-                line.split("address=")[1].split()[0]
-                for line in process.stderr
-                if "address=" in line
-            )
-            with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
-                lines = answer.read().decode().splitlines()
-        finally:
-            process.kill()
-    return {
-        name: float(value)
-        for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))
-    }
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, 524])
@@ -463,54 +436,44 @@ def test_two_interfaces_of_one_number(bench: Adapters) -> None:
     assert (found["mlx5_0"], found["mlx5_2"]) == ("", "ens3f0np0")
 
 
-@pytest.mark.parametrize(
-    ("link_layer", "errors", "congestion"),
-    [
-        ("Unspecified", {"rx_drops": 7}, {}),  # AWS EFA
-        # Broadcom, whose "recoverable errors" are broadcasts
-        ("Ethernet", {"to_retransmits": 7, "rx_roce_discards": 8}, {"rx_cnp_pkts": 9}),
-    ],
-)
+def counting(base: Path, counts: Mapping[str, int]) -> Adapters:
+    """Return a collector of an adapter that has these files in hw_counters alone."""
+    port = base / "sys/class/infiniband/rdma0/ports/1"
+    write(port, {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "100 Gb/sec (4X EDR)"})
+    write(port / "hw_counters", {name: str(count) for name, count in counts.items()})
+    return Adapters(base)
+
+
+@pytest.mark.parametrize(("others", "errors", "congestion"), [
+    # AWS EFA
+    ({"tx_bytes": 4300, "rx_bytes": 5000, "tx_pkts": 4}, {"rx_drops": 7}, {}),
+    # Broadcom, whose "recoverable errors" are broadcasts
+    (
+        {"tx_bytes": 4300, "rx_bytes": 5000, "recoverable_errors": 6},
+        {"to_retransmits": 7, "rx_roce_discards": 8}, {"rx_cnp_pkts": 9},
+    ),
+    # Intel's E810, whose traffic is in files of IPv4 and IPv6
+    (
+        {"ip4OutOctets": 4000, "ip6OutOctets": 300, "ip4InOctets": 5000, "iwInRdmaReads": 9},
+        {"ip4InDiscards": 7}, {"cnpSent": 8},
+    ),
+])  # fmt: skip
 def test_counters_of_other_drivers(
-    tmp_path: Path, link_layer: str, errors: dict[str, int], congestion: dict[str, int]
+    tmp_path: Path, others: dict[str, int], errors: dict[str, int], congestion: dict[str, int]
 ) -> None:
     """Some adapters have their traffic, in bytes, and their errors in hw_counters alone."""
-    port = tmp_path / "sys/class/infiniband/rdma0/ports/1"
-    write(
-        port,
-        {
-            "state": "4: ACTIVE",
-            "phys_state": "5: LinkUp",
-            "rate": "100 Gb/sec (4X EDR)",
-            "link_layer": link_layer,
-        },
-    )
-    others = {"tx_bytes": 4000, "rx_bytes": 5000, "tx_pkts": 4, "recoverable_errors": 6}
-    counts = others | errors | congestion
-    write(port / "hw_counters", {name: str(count) for name, count in counts.items()})
-    result = Adapters(tmp_path).collect()
+    result = counting(tmp_path, others | errors | congestion).collect()
     assert not result.faults
-    assert values(result, TRANSMIT_BYTES) == {("rdma0", "1"): 4000}
+    assert values(result, TRANSMIT_BYTES) == {("rdma0", "1"): 4300}
     assert values(result, RECEIVE_BYTES) == {("rdma0", "1"): 5000}
     for metric, found in ((ERRORS, errors), (CONGESTION, congestion)):
         assert values(result, metric) == {("rdma0", "1", name): n for name, n in found.items()}
 
 
-def test_counters_of_intel(tmp_path: Path) -> None:
-    """The traffic of an E810 is in files of IPv4 and IPv6, which are added up."""
-    port = tmp_path / "sys/class/infiniband/rocep24s0/ports/1"
-    write(port, {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "100 Gb/sec (4X EDR)"})
-    counts = {"ip4OutOctets": 4000, "ip6OutOctets": 300, "ip4InOctets": 5000, "ip4InDiscards": 7}
-    counts |= {"cnpSent": 8, "iwInRdmaReads": 9}
-    write(port / "hw_counters", {name: str(count) for name, count in counts.items()})
-    result = Adapters(tmp_path).collect()
-    assert not result.faults
-    assert values(result, TRANSMIT_BYTES) == {("rocep24s0", "1"): 4300}
-    assert values(result, RECEIVE_BYTES) == {("rocep24s0", "1"): 5000}
-    assert values(result, ERRORS) == {("rocep24s0", "1", "ip4InDiscards"): 7}
-    assert values(result, CONGESTION) == {("rocep24s0", "1", "cnpSent"): 8}
-    write(port / "hw_counters", {"ip6OutOctets": str((1 << 64) - 1)})  # which means unknown
-    assert values(Adapters(tmp_path).collect(), TRANSMIT_BYTES) == {}
+def test_a_part_of_the_traffic_is_not_the_traffic(tmp_path: Path) -> None:
+    """It is unknown while one of its files is: all bits set mean that."""
+    bench = counting(tmp_path, {"ip4OutOctets": 4000, "ip6OutOctets": (1 << 64) - 1})
+    assert values(bench.collect(), TRANSMIT_BYTES) == {}
 
 
 def test_holds_no_file_open(bench: Adapters) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +23,7 @@ from dshealthd.collectors.job_activity import (
 )
 from dshealthd.core.collector import Reason
 from tests.collectors.bench import Bench, Values, reasons, values
-from tests.jobs.machines import TORCH, Machine
+from tests.jobs.machines import TORCH, Machine, stat_line
 
 IO = "rchar: 5\nwchar: 7\nread_bytes: 0\nwrite_bytes: {}\ncancelled_write_bytes: 4\n"
 
@@ -44,6 +41,14 @@ class Scene(Bench):
     def writes(self, pid: int, count: int) -> None:
         """Have a process have written so many bytes."""
         (self.machine.root / str(pid) / "io").write_text(IO.format(count))
+
+    def ran(self, pid: int, main: int, others: int = 0, state: str = "S") -> None:
+        """Have a process's main thread, and its others, have run for so many ticks."""
+        process = self.machine.root / str(pid)
+        task = process / "task" / str(pid)
+        task.mkdir(parents=True, exist_ok=True)
+        (task / "stat").write_bytes(stat_line(pid, state=state, ticks=main))
+        (process / "stat").write_bytes(stat_line(pid, state=state, ticks=main + others))
 
     def look(self) -> tuple[Values, dict[str, Reason]]:
         """Return the rate of each job, ten seconds later, and the faults."""
@@ -109,18 +114,10 @@ def test_child_processes(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     variables = {**TORCH, "SLURM_JOB_ID": "7"}
 
-    def ticks(pid: int, parent: int, own: int, waited: int) -> None:
-        scene.machine.process(pid, variables, parent=parent)
-        fields = (scene.machine.root / str(pid) / "stat").read_text().split()
-        fields[13:17] = str(own), "0", str(waited), "0"
-        (scene.machine.root / str(pid) / "stat").write_text(" ".join(fields))
-
-    ticks(10, 1, 1000, 0)
-    ticks(11, 10, 0, 0)
-    assert cores(scene) == {}
-    ticks(10, 1, 2000, 500)
-    ticks(11, 10, 1500, 0)
-    assert cores(scene) == {("slurm-7",): 2.0}
+    for own, waited, children, found in ((1000, 0, 0, {}), (2000, 500, 1500, {("slurm-7",): 2.0})):
+        scene.machine.process(10, variables, ticks=own, waited=waited)
+        scene.machine.process(11, variables, parent=10, ticks=children)
+        assert cores(scene) == found
 
 
 def test_children_that_get_no_cpu(tmp_path: Path) -> None:
@@ -205,15 +202,14 @@ def test_connections_of_ranks_at_work(scene: Scene) -> None:
     """What a rank whose main thread computes sends is not looked at; once it is idle, what it has
     sent before does not count.
     """
-    task = scene.machine.root / "10" / "task" / "10"
-    task.mkdir(parents=True)
-    (task / "stat").write_text((scene.machine.root / "10" / "stat").read_text())
+    scene.ran(10, 0)
     (scene.machine.root / "11" / "fd").rmdir()
+    total = 0
 
     def collected(ticks: int) -> Values:
-        fields = (task / "stat").read_text().split()
-        fields[13] = str(int(fields[13]) + ticks)
-        (task / "stat").write_text(" ".join(fields))
+        nonlocal total
+        total += ticks
+        scene.ran(10, total)
         return values(scene.collect(10.0), SOCKETS)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -259,47 +255,21 @@ def test_an_answer_from_outside(
     assert values(scene.collect(10.0), AWAITS) == {}, "a process that hangs its reader is not read"
 
 
-@pytest.fixture
-def writer(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that writes eight megabytes as its input ends, and waits."""
-    program = (
-        "import os, sys, time; sys.stdin.read(); f = open(sys.argv[1], 'wb');f.write(bytes(8 << "
-        "20)); f.flush(); os.fsync(f.fileno()); print(flush=True); time.sleep(99)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path / "checkpoint")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        yield process
-        process.kill()
-
-
-def test_this_kernel_counts_a_save(writer: subprocess.Popen[bytes]) -> None:
+def test_this_kernel_counts_a_save(tmp_path: Path) -> None:
     """What a genuine process saves to a file is in its counter."""
-    with open(f"/proc/{writer.pid}/io", "rb") as file:
-        before = parse_io(file.read())
-    assert writer.stdin is not None
-    assert writer.stdout is not None
-    writer.stdin.close()
-    writer.stdout.readline()
-    with open(f"/proc/{writer.pid}/io", "rb") as file:
-        assert parse_io(file.read()) - before >= 8 << 20
+    counters = Path("/proc/self/io")
+    before = parse_io(counters.read_bytes())
+    (tmp_path / "checkpoint").write_bytes(bytes(8 << 20))
+    assert parse_io(counters.read_bytes()) - before >= 8 << 20
 
 
 def test_what_a_rank_takes(scene: Scene) -> None:
     """The CPU time of its main thread, and of all; of a rank that is stopped, by a signal or a
     debugger, that says nothing.
     """
-    task = scene.machine.root / "10" / "task" / "10"
-    task.mkdir(parents=True)
 
     def look(main: int, others: int = 0, state: str = "S") -> list[float]:
-        place = scene.machine.root / "10" / "stat"
-        fields = place.read_text().split()
-        for file, ticks in ((task / "stat", main), (place, main + others)):
-            fields[2], fields[13] = state, str(ticks)
-            file.write_text(" ".join(fields))
+        scene.ran(10, main, others, state)
         found = values(scene.collect(10.0), CPU)
         assert found.keys() <= {("slurm-7", "3", "main"), ("slurm-7", "3", "all")}
         return [value for _, value in sorted(found.items(), reverse=True)]
@@ -315,12 +285,7 @@ def test_two_processes_of_a_rank(scene: Scene, busier: int) -> None:
     """The one that takes more shows what the rank does."""
     for ticks in (0, 20):
         for pid in (10, 11):
-            task = scene.machine.root / str(pid) / "task" / str(pid)
-            task.mkdir(parents=True, exist_ok=True)
-            fields = (scene.machine.root / str(pid) / "stat").read_text().split()
-            fields[2], fields[13] = "S", str(ticks if pid == busier else ticks // 2)
-            for place in (task / "stat", scene.machine.root / str(pid) / "stat"):
-                place.write_text(" ".join(fields))
+            scene.ran(pid, ticks if pid == busier else ticks // 2)
         found = values(scene.collect(10.0), CPU)
     assert found["slurm-7", "3", "main"] == 0.02
 
@@ -330,19 +295,15 @@ def test_a_thread_that_gets_no_cpu(scene: Scene, wants: int, all_threads: float)
     """Beside an idle main thread it counts with the time for which it waited for one; many that
     poll wait for a moment each.
     """
-    process = scene.machine.root / "10"
+    tasks = scene.machine.root / "10" / "task"
     for thread in (10, 11, 12):
-        (process / "task" / str(thread)).mkdir(parents=True)
+        (tasks / str(thread)).mkdir(parents=True)
 
     def look(seconds: int) -> dict[str, float]:
-        fields = (process / "stat").read_text().split()
-        fields[13] = str(5 * seconds)
-        for file, ticks in ((process / "task" / "10" / "stat", 0), (process / "stat", 5 * seconds)):
-            fields[2], fields[13] = "S", str(ticks)
-            file.write_text(" ".join(fields))
+        scene.ran(10, 0, 5 * seconds)
         for thread, share in ((10, 0), (11, wants / 10), (12, 0.3)):
             running, waiting = int(0.025e9 * seconds), int(share * 1e9 * seconds)
-            (process / "task" / str(thread) / "schedstat").write_text(f"{running} {waiting} 7\n")
+            (tasks / str(thread) / "schedstat").write_text(f"{running} {waiting} 7\n")
         return {which: value for (_, _, which), value in values(scene.collect(10.0), CPU).items()}
 
     for seconds in range(0, 30, 10):  # until its main thread was idle for a sample

@@ -15,7 +15,6 @@ import dshealthd
 from dshealthd.collectors import job_checkpoint
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionResult
-from dshealthd.jobs import checkpoint_watch
 from tests.collectors.bench import Bench, named
 from tests.collectors.bench import values as values_of
 from tests.jobs.heartbeats.senders import interpreter
@@ -203,18 +202,6 @@ def test_nothing_is_looked_at_while_it_saves(tmp_path: Path) -> None:
         assert problems(rank.look()) == {**WHOLE, "empty": 1.0}
 
 
-def test_saves_that_overwrite_each_other_need_no_room(tmp_path: Path) -> None:
-    """The same tag again takes the place of the last one."""
-    save(tmp_path, "last")
-    with running() as rank:
-        rank.do(f"heartbeat.saved({str(tmp_path)!r}, deepspeed=True, optimizer_files=2)")
-        assert "next_bytes" in values(rank.look())
-        save(tmp_path, "last")
-        os.utime(tmp_path / "latest", (1, 1))
-        rank.do(f"heartbeat.saved({str(tmp_path)!r}, deepspeed=True, optimizer_files=2)")
-        assert "next_bytes" not in values(rank.look())
-
-
 def test_a_training_without_deepspeed(tmp_path: Path) -> None:
     """There is the room, and nothing is said of files, whatever its own `latest` is: the name of a
     file, of a directory with its own files, a link to one.
@@ -233,15 +220,6 @@ def test_a_training_without_deepspeed(tmp_path: Path) -> None:
         latest.symlink_to("step_10")
         result = rank.look()
         assert (list(values(result)), problems(result), faults(result)) == (["free_bytes"], {}, [])
-
-
-def test_many_files_take_several_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others have their turn between; nothing is said of files before all have been looked at."""
-    monkeypatch.setattr(checkpoint_watch, "FILES_A_LOOK", 3)
-    save(tmp_path, "global_step10", ranks=6)
-    with running() as rank:
-        rank.do(f"heartbeat.saved({str(tmp_path)!r}, deepspeed=True, optimizer_files=6)")
-        assert [problems(rank.look()) for _ in range(3)] == [{}, {}, WHOLE]
 
 
 def test_a_directory_that_is_gone(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import CollectionResult
 from dshealthd.jobs.logs import watch
 from tests.agents import running
-from tests.collectors.bench import Bench, reasons, value, values
+from tests.collectors.bench import Bench, reasons, values
 from tests.jobs.machines import TORCH, Machine
 from tests.waiting import until
 
@@ -75,13 +75,6 @@ class Node(Bench):
     def sweep(self, seconds: float = 1.0) -> CollectionResult:
         """Collect after so many seconds."""
         return self.collect(seconds)
-
-    def until_known(self) -> set[tuple[str, ...]]:
-        """Collect until a cause is known, for as long as a busy machine may take for its share."""
-        for _ in range(100):
-            if found := causes(self.sweep(2.0)):
-                return found
-        return set()
 
 
 def causes(result: CollectionResult) -> set[tuple[str, ...]]:
@@ -223,18 +216,6 @@ def test_nothing_is_opened_that_the_user_may_not_read(tmp_path: Path) -> None:
     os.chown(own, NOBODY, NOBODY)
     node.sweep(10.0)
     assert {labels[1] for labels in causes(node.sweep())} == {"cuda-oom"}
-
-
-def test_what_grows_too_fast_is_read_at_its_end(tmp_path: Path) -> None:
-    """What is left out is counted."""
-    node = Node(tmp_path, standard_streams=True)
-    node.rank(50, 1, "/logs/a.out")
-    node.write("a.out", "step 1 | loss 2.0\n")
-    node.sweep()
-    node.write("a.out", "step 2 | loss 2.0 of many\n" * 800_000 + OOM)
-    result = node.sweep()
-    assert (value(result, job_logs.SKIPPED) or 0) > 19_000_000
-    assert node.until_known() == {("slurm-12", "cuda-oom", "1", os.uname().nodename)}
 
 
 def test_a_job_whose_files_hang_is_left_out(tmp_path: Path) -> None:

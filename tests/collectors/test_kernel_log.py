@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,12 +19,11 @@ import pytest
 
 from dshealthd.collectors import kernel_log
 from dshealthd.core.collector import Context, Fault, Metric, News, Reason, Worker
-from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, CollectionResult, attempt
 from dshealthd.linux.kmsg import KernelLogReader
-from tests.collectors.bench import reasons, values, write
+from tests.collectors.bench import exposed, fill, reasons, tmpfs, unprivileged, values, write
 from tests.journald import journald, reason_against
 
 FIXTURE = Path(__file__).parent / "fixtures" / "kernel_log"
@@ -215,7 +213,7 @@ def test_golden(machine: Machine) -> None:
     result = machine.collect(machine.collector())
     assert result.outcome is CollectionOutcome.OK
     assert not result.faults
-    assert render(result.samples) == (FIXTURE / "expected.prom").read_text()
+    assert exposed(result.samples) == (FIXTURE / "expected.prom").read_text()
 
 
 @pytest.mark.skipif(bool(reason_against()), reason=reason_against())
@@ -413,18 +411,10 @@ def test_times(machine: Machine) -> None:
 
 def test_last_of_each_kind(machine: Machine, collector: kernel_log.KernelLog) -> None:
     """What Xid 154 requests has the time of its last line."""
-    machine.log(
-        [
-            (
-                b"4,0,1000,-;NVRM: Xid (PCI:0000:66:00): 154, GPU recovery action changed from "
-                b"0x0 (None) to 0x1 (GPU Reset Required)\n"
-            ),
-            (
-                b"4,1,2000000,-;NVRM: Xid (PCI:0000:66:00): 154, GPU recovery action changed "
-                b"from 0x1 (GPU Reset Required) to 0x0 (None)\n"
-            ),
-        ]
-    )
+    line = "4,%d,%d,-;NVRM: Xid (PCI:0000:66:00): 154, GPU recovery action changed from %s to %s\n"
+    none, reset = "0x0 (None)", "0x1 (GPU Reset Required)"
+    lines = line % (0, 1000, none, reset), line % (1, 2_000_000, reset, none)
+    machine.log(map(str.encode, lines))
     shown = values(machine.collect(collector), kernel_log.LAST_RECOVERY)
     assert shown == {
         ("2", "0000:66:00.0", "gpu_reset"): 1_700_000_000.001,
@@ -571,24 +561,12 @@ def test_no_boot_id(machine: Machine) -> None:
 
 def test_full_disk(machine: Machine) -> None:
     """A full tmpfs of 64 KiB leaves the old state as it was."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", machine.state],
-        check=False,
-        capture_output=True,
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting is not permitted here: {mounted.stderr.decode().strip()}")
-    try:
+    with tmpfs(machine.state, "size=64k"):
         collector = machine.collector()
         machine.log([xid(0)])
         machine.collect(collector)
         before = machine.saved()
-        with (
-            contextlib.suppress(OSError),
-            (machine.state / "ballast").open("wb", buffering=0) as ballast,
-        ):
-            while ballast.write(b"x" * 4096):
-                pass
+        fill(machine.state)
         machine.log([xid(1)])
         result = machine.collect(collector, 6.0)
         assert total(result) == 2
@@ -599,8 +577,6 @@ def test_full_disk(machine: Machine) -> None:
         assert not machine.collect(collector, 6.0).faults
         assert machine.saved()["position"] == 2
         close(collector)
-    finally:
-        subprocess.run(["umount", "--lazy", machine.state], check=True)
 
 
 def test_absent(machine: Machine) -> None:
@@ -609,19 +585,6 @@ def test_absent(machine: Machine) -> None:
     collector = machine.collector()
     assert "kmsg" in (kernel_log.KernelLog.absent(machine.options, collector.host) or "")
     assert machine.collect(collector).outcome is CollectionOutcome.NOT_AVAILABLE
-
-
-@contextlib.contextmanager
-def unprivileged() -> Iterator[None]:
-    """Act as a user without privileges."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,10 +24,10 @@ from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.jobs.ras.options import NcclRasOptions
-from tests.collectors.bench import Bench, reasons
-from tests.environments import wait_for_environment
+from tests.collectors.bench import Bench, reasons, sleeper
 from tests.jobs.machines import Clock, Machine
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
+from tests.netns import network_namespace
 from tests.stopwatch import Stopwatch
 
 PAUSE = 4.0
@@ -38,6 +37,8 @@ CLOSELY = 40
 HURRIES = 2
 HURRY_WINDOW = 60.0
 
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": "1"}
+"""The environment of a job's only rank."""
 LAGGING = [Rank(0, gpu=0), Rank(1, pid=4001, gpu=1, counts={"AllReduce": 990})]
 GONE = Rank(2, pid=4002, host="192.0.2.2", flags=("unresponsive", "considered_dead"))
 FIRST = document(Communicator(LAGGING, [GONE]), version="2.28.9")
@@ -228,8 +229,7 @@ def test_states_without_a_query(node: Node) -> None:
     node.process("mute", job=2, ras="192.0.2.77:28028")
     off = node.process("mute", job=3)
     (node.root / "proc" / str(off.popen.pid)).unlink()
-    environment = {"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": "3", "NCCL_RAS_ENABLE": "0"}
-    node.machine.process(99, environment)
+    node.machine.process(99, {**ALONE, "SLURM_JOB_ID": "3", "NCCL_RAS_ENABLE": "0"})
     result = node.collect()
     assert [values(result, job) for job in (1, 2, 3)] == [
         {("ras_state", "no_listener"): 1},
@@ -247,25 +247,11 @@ def test_states_without_a_query(node: Node) -> None:
 
 def test_network_namespace_of_its_own(node: Node) -> None:
     """The localhost of a container with its own network is not the agent's."""
-    command = ["unshare", "--user", "--map-root-user", "--net", "sleep", "60"]
-    job = {"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": "1"}
-    with subprocess.Popen(command, env={"PATH": os.environ["PATH"], **job}) as child:
-        try:
-            (node.root / "proc" / str(child.pid)).symlink_to(f"/proc/{child.pid}")
-            end = time.monotonic() + 60
-            proc = Path(f"/proc/{child.pid}")
-            # While it becomes `sleep`, its environment is empty for a moment.
-            while (proc / "comm").read_text(encoding="ascii") != "sleep\n" or not (
-                proc / "environ"
-            ).read_bytes():
-                if child.poll() is not None:
-                    pytest.skip("network namespaces are not permitted here")
-                assert time.monotonic() < end
-                time.sleep(0.01)
-            assert os.readlink(proc / "ns/net") != os.readlink("/proc/self/ns/net")
-            assert values(node.collect()) == {("ras_state", "namespace"): 1}
-        finally:
-            child.kill()
+    with contextlib.ExitStack() as stack:
+        with network_namespace():
+            pid = stack.enter_context(sleeper(os.getuid(), ALONE))
+        (node.root / "proc" / str(pid)).symlink_to(f"/proc/{pid}")
+        assert values(node.collect()) == {("ras_state", "namespace"): 1}
 
 
 def test_stopped_rank_does_not_hide_the_job(node: Node) -> None:
@@ -340,16 +326,9 @@ def test_unknown_release_with_the_operators_word(node: Node) -> None:
 
 def test_job_without_nccl(node: Node) -> None:
     """A process that has not mapped NCCL is not asked."""
-    process = subprocess.Popen(
-        ["sleep", "600"], env={"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": "1"}
-    )
-    try:
-        wait_for_environment(process.pid)
-        (node.root / "proc" / str(process.pid)).symlink_to(f"/proc/{process.pid}")
+    with sleeper(os.getuid(), ALONE) as pid:
+        (node.root / "proc" / str(pid)).symlink_to(f"/proc/{pid}")
         assert values(node.collect()) == {("ras_state", "not_loaded"): 1}
-    finally:
-        process.kill()
-        process.wait()
 
 
 IMPOSSIBLE = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ from dshealthd.collectors.open_files import LIMIT, OPEN, parse_file_nr
 from dshealthd.core.collector import Reason
 from dshealthd.core.host import read
 from dshealthd.core.options import Duration
+from dshealthd.linux.process_limits import Usage
 from tests.collectors.bench import Bench, child, named, reasons, values
 from tests.jobs.machines import TORCH, Machine
 
@@ -93,6 +96,23 @@ def test_a_sandbox_is_not_the_worst_of_all(real: Bench, limit: int) -> None:
     with child(f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))"):
         found = named(real.collect())
     assert found["open_files_limit", "process", ""] > limit
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_worst_is_chosen_once_a_minute(bench: Bench) -> None:
+    """Between, it alone is read; if it has ended, another one is chosen at once."""
+    chosen = "7", Usage(9, 10)
+    answers = [chosen, chosen, chosen, None, chosen]
+    asked: list[list[str]] = []
+
+    def worst(pids: Iterable[str]) -> tuple[str, Usage] | None:
+        asked.append([*pids])
+        return answers.pop(0)
+
+    bench.collector._descriptors = SimpleNamespace(direct=True, worst=worst)
+    for seconds in (0, 59, 1, 5):
+        assert values(bench.collect(seconds), OPEN)["process", ""] == 9
+    assert asked == [["1"], ["7"], ["1"], ["7"], ["1"]]
 
 
 @pytest.mark.usefixtures("machine")

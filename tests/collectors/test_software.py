@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from dshealthd.collectors.software import (
 from dshealthd.core.collector import Reason
 from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import CollectionOutcome, CollectionResult
-from tests.collectors.bench import FIXTURES, Bench, Values, copied, reasons, values
+from tests.collectors.bench import FIXTURES, Bench, Values, child, copied, reasons, values
 from tests.jobs.machines import TORCH
 
 
@@ -65,11 +64,8 @@ def test_this_node() -> None:
 def test_real_job() -> None:
     """A real process of a launcher is asked what it runs with, through its own root."""
     variables = {**os.environ, **TORCH, "SLURM_JOB_ID": str(os.getpid())}
-    with subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=variables
-    ) as child:
+    with child("", env=variables):
         result = Bench("software").collect()
-        child.communicate(b"\n", timeout=60)
     assert versions(result)["python", "", f"slurm-{os.getpid()}"] == platform.python_version()
 
 

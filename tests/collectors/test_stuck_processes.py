@@ -15,6 +15,7 @@ from dshealthd.core.result import CollectionOutcome
 from dshealthd.linux.process import sleeping
 from tests import frozen
 from tests.collectors.bench import Bench
+from tests.jobs.machines import stat_line
 
 KERNEL_THREAD = 0x0020_8040
 
@@ -37,10 +38,10 @@ def put(
     procfs: Path, pid: int, state: str, *, flags: int = 0x400000, start: int = 5, ticks: int = 7
 ) -> None:
     """Have a process in a made-up /proc."""
-    fields = [state, "1", "0", "0", "0", "-1", str(flags), *["0"] * 4, str(ticks), *["0"] * 7]
     place = procfs / str(pid)
     place.mkdir(exist_ok=True)
-    (place / "stat").write_text(f"{pid} (a (b) c) {' '.join([*fields, str(start), *['0'] * 30])}\n")
+    line = stat_line(pid, comm=b"a (b) c", state=state, flags=flags, start=start, ticks=ticks)
+    (place / "stat").write_bytes(line)
 
 
 @pytest.fixture

@@ -45,6 +45,8 @@ def stat_line(
     start: int = 100,
     image: int = 7,
     terminal: int = 0,
+    ticks: int = 13,
+    waited: int = 15,
 ) -> bytes:
     """Return a `/proc/<pid>/stat` of 52 fields."""
     fields = [str(field) for field in range(52)]
@@ -55,7 +57,7 @@ def stat_line(
         str(start),
         str(image),
     )
-    fields[6] = str(terminal)
+    fields[6], fields[13], fields[15] = str(terminal), str(ticks), str(waited)
     return str(pid).encode() + b" (" + comm + b") " + " ".join(fields[2:]).encode() + b"\n"
 
 

@@ -39,7 +39,7 @@
  * GPU wins over a function. FUNCTION is a symbol with or without _vN, may hold * and ?; "init" stands for every init
  * symbol. 0 as value exempts. A fault of a GPU also meets the look-up of its handle. nvmlErrorString has no faults.
  *          delay = SECONDS     sleep first
- *          crash = segv|abort|exit
+ *          crash = segv
  *          dstate = PATH       write and fsync PATH first: on a frozen file system the process is in D state,
  *                              unkillable until thaw; then the call goes on
  *          hang = 1            pause() for ever; only a signal that kills ends it
@@ -118,7 +118,6 @@ enum { RETURNS(AS_ENUM) };
 #define DEFAULTS(D) \
     D(name, "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-32GB", "NVIDIA B200") \
     D(pci_device_id, "0x233010de", "0x20b210de", "0x1db510de", "0x290110de") \
-    D(pci_subsystem_id, "0x16c110de", "0x146310de", "0x124910de", "0x199910de") \
     D(numa_node, "", "", "", "") \
     D(vbios_version, "96.00.74.00.01", "92.00.45.00.03", "88.00.48.00.02", "97.00.5E.00.02") \
     D(inforom_checksum, "0x1d0c", "0x1d0b", "0x1d0a", "0x1d0d") \
@@ -740,8 +739,6 @@ static int value_of(const struct device *device, const char *key, ull *out)
 static int get_uint(const struct device *device, const char *key, uint *out)
 {
     ull value;
-    if (!out)
-        return INVALID_ARGUMENT;
     int rc = value_of(device, key, &value);
     if (rc == OK)
         *out = (uint)value;
@@ -751,8 +748,6 @@ static int get_uint(const struct device *device, const char *key, uint *out)
 static int get_ull(const struct device *device, const char *key, ull *out)
 {
     ull value;
-    if (!out)
-        return INVALID_ARGUMENT;
     int rc = strcmp(key, "energy") == 0 ? energy_of(device->gpu, &value) : value_of(device, key, &value);
     if (rc == OK)
         *out = value;
@@ -765,8 +760,6 @@ static int put_text(const char *text, char *out, uint size)
         return NOT_SUPPORTED;
     if (STARTS(text, "error:"))
         return as_int(text + 6, UNKNOWN);
-    if (!out)
-        return INVALID_ARGUMENT;
     if (strlen(text) >= size)
         return INSUFFICIENT_SIZE;
     strcpy(out, text);
@@ -855,15 +848,6 @@ static void append(const char *path, const char *format, ...)
         close(fd);
 }
 
-static void crash(const char *how)
-{
-    if (strcmp(how, "abort") == 0)
-        abort();
-    if (strcmp(how, "exit") == 0)
-        _exit(1);
-    raise(SIGSEGV);
-}
-
 static void write_through(const char *path)
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
@@ -900,7 +884,7 @@ static int enter(const char *function, int gpu)
         if (faults[DELAY])
             wait_seconds(faults[DELAY]);
         if (faults[CRASH])
-            crash(faults[CRASH]);
+            raise(SIGSEGV);
         if (faults[DSTATE])
             write_through(faults[DSTATE]);
         while (faults[HANG])
@@ -941,15 +925,15 @@ static bool mig_has(const char *function)
     return false;
 }
 
-/* Begin a call about a device that answers through `out`. */
-static int enter_device(const char *function, const struct device *device, const void *out)
+/* Begin a call about a device. */
+static int enter_device(const char *function, const struct device *device)
 {
     const struct device *first = &devices[0][0], *last = &devices[MAX_GPUS - 1][MAX_MIGS];
     bool ours = device >= first && device <= last;
     int rc = enter_initialized(function, ours ? device->gpu : -1);
     if (rc != OK)
         return rc;
-    if (!ours || !out)
+    if (!ours)
         return INVALID_ARGUMENT;
     if (index_of(device->gpu) < 0)
         return GPU_IS_LOST;
@@ -1024,8 +1008,6 @@ SYSTEM_TEXTS(AS_SYSTEM_TEXT)
 API int nvmlSystemGetCudaDriverVersion(int *out)
 {
     int rc = enter_initialized(__func__, -1);
-    if (rc == OK && !out)
-        rc = INVALID_ARGUMENT;
     if (rc == OK)
         *out = as_int(lookup(-1, "cuda_version"), 0);
     return leave(rc);
@@ -1045,8 +1027,6 @@ static uint given_count(int *order)
 API int nvmlDeviceGetCount_v2(uint *out)
 {
     int order[MAX_GPUS], rc = enter_initialized(__func__, -1);
-    if (rc == OK && !out)
-        rc = INVALID_ARGUMENT;
     if (rc == OK)
         *out = given_count(order);
     return leave(rc);
@@ -1058,8 +1038,6 @@ static int handle_for(const char *function, int gpu, int absent, struct device *
     int rc = enter_initialized(function, gpu);
     if (rc == OK && gpu < 0)
         rc = absent;
-    if (rc == OK && !out)
-        rc = INVALID_ARGUMENT;
     if (rc == OK)
         *out = &devices[gpu][0];
     return leave(rc);
@@ -1099,7 +1077,8 @@ API int nvmlDeviceGetHandleByIndex_v2(uint index, struct device **out)
     X(nvmlDeviceGetPersistenceMode, "persistence_mode") \
     X(nvmlDeviceGetComputeMode, "compute_mode") \
     X(nvmlDeviceGetVirtualizationMode, "virtualization_mode") \
-    X(nvmlDeviceGetMaxMigDeviceCount, "mig_max")
+    X(nvmlDeviceGetMaxMigDeviceCount, "mig_max") \
+    X(nvmlDeviceGetInforomConfigurationChecksum, "inforom_checksum")
 
 #define ULLS(X) \
     X(nvmlDeviceGetCurrentClocksThrottleReasons, "throttle_reasons") \
@@ -1132,25 +1111,25 @@ static const char *const PCIE_COUNTERS[] = {"pcie_tx", "pcie_rx"};
     API int function(const struct device *device, char *out, uint size) \
     { \
         char buffer[NAME]; \
-        int rc = enter_device(__func__, device, out); \
+        int rc = enter_device(__func__, device); \
         return leave(rc == OK ? put_text(text_of(device->gpu, key, buffer, sizeof buffer), out, size) : rc); \
     }
 #define AS_UINT_GETTER(function, key) \
     API int function(const struct device *device, uint *out) \
     { \
-        int rc = enter_device(__func__, device, out); \
+        int rc = enter_device(__func__, device); \
         return leave(rc == OK ? get_uint(device, key, out) : rc); \
     }
 #define AS_ULL_GETTER(function, key) \
     API int function(const struct device *device, ull *out) \
     { \
-        int rc = enter_device(__func__, device, out); \
+        int rc = enter_device(__func__, device); \
         return leave(rc == OK ? get_ull(device, key, out) : rc); \
     }
 #define AS_PAIR_GETTER(function, first_key, second_key) \
     API int function(const struct device *device, uint *first, uint *second) \
     { \
-        int rc = enter_device(__func__, device, first); \
+        int rc = enter_device(__func__, device); \
         if (rc == OK) \
             rc = get_uint(device, first_key, first); \
         return leave(rc == OK ? get_uint(device, second_key, second) : rc); \
@@ -1158,7 +1137,7 @@ static const char *const PCIE_COUNTERS[] = {"pcie_tx", "pcie_rx"};
 #define AS_PICKED_GETTER(function, keys) \
     API int function(const struct device *device, uint which, uint *out) \
     { \
-        int rc = enter_device(__func__, device, out); \
+        int rc = enter_device(__func__, device); \
         if (rc == OK && which >= COUNT(keys)) \
             rc = INVALID_ARGUMENT; \
         return leave(rc == OK ? get_uint(device, keys[which], out) : rc); \
@@ -1172,7 +1151,7 @@ PICKED(AS_PICKED_GETTER)
 API int nvmlDeviceGetName(const struct device *device, char *out, uint size)
 {
     char name[NAME];
-    int rc = enter_device(__func__, device, out);
+    int rc = enter_device(__func__, device);
     if (rc != OK)
         return leave(rc);
     const char *whole = lookup(device->gpu, "name");
@@ -1183,7 +1162,7 @@ API int nvmlDeviceGetName(const struct device *device, char *out, uint size)
 API int nvmlDeviceGetUUID(const struct device *device, char *out, uint size)
 {
     char buffer[NAME], mig[NAME];
-    int rc = enter_device(__func__, device, out);
+    int rc = enter_device(__func__, device);
     if (rc != OK)
         return leave(rc);
     const char *uuid = text_of(device->gpu, "uuid", buffer, sizeof buffer);
@@ -1195,16 +1174,10 @@ API int nvmlDeviceGetUUID(const struct device *device, char *out, uint size)
     return leave(put_text(uuid, out, size));
 }
 
-API int nvmlDeviceGetInforomConfigurationChecksum(const struct device *device, uint *out)
-{
-    int rc = enter_device(__func__, device, out);
-    return leave(rc == OK ? get_uint(device, "inforom_checksum", out) : rc);
-}
-
 API int nvmlDeviceGetGspFirmwareVersion(const struct device *device, char *out)
 {
     char buffer[NAME];
-    int rc = enter_device(__func__, device, out);
+    int rc = enter_device(__func__, device);
     return leave(rc == OK ? put_text(text_of(device->gpu, "gsp_version", buffer, sizeof buffer), out, 64) : rc);
 }
 
@@ -1214,7 +1187,7 @@ struct utilization {
 
 API int nvmlDeviceGetUtilizationRates(const struct device *device, struct utilization *out)
 {
-    int rc = enter_device(__func__, device, out);
+    int rc = enter_device(__func__, device);
     if (rc == OK && as_int(lookup(device->gpu, "mig_mode"), 0) == 1)
         rc = NOT_SUPPORTED;
     if (rc == OK)
@@ -1230,28 +1203,14 @@ struct pci_info {
     char bus_id[32];
 };
 
-static int fill_pci(struct address address, uint id, uint subsystem, struct pci_info *out)
-{
-    if (!out)
-        return INVALID_ARGUMENT;
-    *out = (struct pci_info){.domain = address.domain, .bus = address.bus, .device = address.slot,
-                             .device_id = id, .subsystem_id = subsystem};
-    snprintf(out->legacy, sizeof out->legacy, "%04X:%02X:%02X.0", address.domain & 0xffff, address.bus & 0xff,
-             address.slot & 0xff);
-    snprintf(out->bus_id, sizeof out->bus_id, "%08X:%02X:%02X.0", address.domain, address.bus & 0xff,
-             address.slot & 0xff);
-    return OK;
-}
-
 API int nvmlDeviceGetPciInfo_v3(const struct device *device, struct pci_info *out)
 {
-    uint id = 0, subsystem = 0;
-    int rc = enter_device(__func__, device, out);
-    if (rc == OK)
-        rc = get_uint(device, "pci_device_id", &id);
-    if (rc == OK)
-        rc = get_uint(device, "pci_subsystem_id", &subsystem);
-    return leave(rc == OK ? fill_pci(address_of(device->gpu), id, subsystem, out) : rc);
+    int rc = enter_device(__func__, device);
+    if (rc == OK) {
+        struct address address = address_of(device->gpu);
+        *out = (struct pci_info){.domain = address.domain, .bus = address.bus, .device = address.slot};
+    }
+    return leave(rc);
 }
 
 /* A structure that starts with its version: the words that nvidia-ml-py sends. */
@@ -1266,11 +1225,9 @@ enum version {
     FABRIC_V3 = 0x3000028,
 };
 
-static int check_version(const uint *version, uint wanted)
+static int check_version(uint version, uint wanted)
 {
-    if (!version)
-        return INVALID_ARGUMENT;
-    return *version == wanted ? OK : ARGUMENT_VERSION_MISMATCH;
+    return version == wanted ? OK : ARGUMENT_VERSION_MISMATCH;
 }
 
 struct temperature {
@@ -1288,9 +1245,9 @@ struct unrepairable {
 
 API int nvmlDeviceGetTemperatureV(const struct device *device, struct temperature *io)
 {
-    int rc = enter_device(__func__, device, io);
+    int rc = enter_device(__func__, device);
     if (rc == OK)
-        rc = check_version(&io->version, TEMPERATURE_V1);
+        rc = check_version(io->version, TEMPERATURE_V1);
     if (rc == OK && io->sensor >= COUNT(SENSORS))
         rc = INVALID_ARGUMENT;
     return leave(rc == OK ? get_uint(device, SENSORS[io->sensor], &io->celsius) : rc);
@@ -1298,17 +1255,17 @@ API int nvmlDeviceGetTemperatureV(const struct device *device, struct temperatur
 
 API int nvmlDeviceGetMarginTemperature(const struct device *device, struct margin *io)
 {
-    int rc = enter_device(__func__, device, io);
+    int rc = enter_device(__func__, device);
     if (rc == OK)
-        rc = check_version(&io->version, MARGIN_V1);
+        rc = check_version(io->version, MARGIN_V1);
     return leave(rc == OK ? get_uint(device, "margin_temperature", &io->celsius) : rc);
 }
 
 API int nvmlDeviceGetRepairStatus(const struct device *device, struct repair *io)
 {
-    int rc = enter_device(__func__, device, io);
+    int rc = enter_device(__func__, device);
     if (rc == OK)
-        rc = check_version(&io->version, REPAIR_V1);
+        rc = check_version(io->version, REPAIR_V1);
     if (rc == OK)
         rc = get_uint(device, "repair_channel_pending", &io->channel);
     return leave(rc == OK ? get_uint(device, "repair_tpc_pending", &io->tpc) : rc);
@@ -1316,9 +1273,9 @@ API int nvmlDeviceGetRepairStatus(const struct device *device, struct repair *io
 
 API int nvmlDeviceGetUnrepairableMemoryFlag_v1(const struct device *device, struct unrepairable *io)
 {
-    int rc = enter_device(__func__, device, io);
+    int rc = enter_device(__func__, device);
     if (rc == OK)
-        rc = check_version(&io->version, UNREPAIRABLE_V1);
+        rc = check_version(io->version, UNREPAIRABLE_V1);
     return leave(rc == OK ? get_uint(device, "unrepairable_memory", &io->flag) : rc);
 }
 
@@ -1347,9 +1304,9 @@ static int fill_memory(const struct device *device, struct memory_v2 *out)
 API int nvmlDeviceGetMemoryInfo(const struct device *device, struct memory *out)
 {
     struct memory_v2 all = {0};
-    int rc = enter_device(__func__, device, out);
+    int rc = enter_device(__func__, device);
     if (rc == OK)
-        rc = out ? fill_memory(device, &all) : INVALID_ARGUMENT;
+        rc = fill_memory(device, &all);
     if (rc == OK) /* version 1 counts what is reserved as used */
         *out = (struct memory){all.total, all.free,
                                all.used == UINT64_MAX || all.reserved == UINT64_MAX ? UINT64_MAX
@@ -1359,9 +1316,9 @@ API int nvmlDeviceGetMemoryInfo(const struct device *device, struct memory *out)
 
 API int nvmlDeviceGetMemoryInfo_v2(const struct device *device, struct memory_v2 *io)
 {
-    int rc = enter_device(__func__, device, io);
+    int rc = enter_device(__func__, device);
     if (rc == OK)
-        rc = check_version(&io->version, MEMORY_V2);
+        rc = check_version(io->version, MEMORY_V2);
     return leave(rc == OK ? fill_memory(device, io) : rc);
 }
 
@@ -1378,7 +1335,7 @@ static int ecc(const struct device *device, uint type, uint counter, const char 
 
 API int nvmlDeviceGetMemoryErrorCounter(const struct device *device, uint type, uint counter, uint location, ull *out)
 {
-    int rc = enter_device(__func__, device, out);
+    int rc = enter_device(__func__, device);
     const char *name = location < COUNT(LOCATIONS) ? LOCATIONS[location] : NULL;
     return leave(rc == OK ? ecc(device, type, counter, name, out) : rc);
 }
@@ -1394,9 +1351,9 @@ API int nvmlDeviceGetSramEccErrorStatus(const struct device *device, struct sram
     static const char *const keys[] = {
         "sram_aggregate_unc_parity", "sram_aggregate_unc_secded", "sram_aggregate_cor",
         "sram_volatile_unc_parity", "sram_volatile_unc_secded", "sram_volatile_cor"};
-    int rc = enter_device(__func__, device, io);
+    int rc = enter_device(__func__, device);
     if (rc == OK)
-        rc = check_version(&io->version, SRAM_V1);
+        rc = check_version(io->version, SRAM_V1);
     for (size_t i = 0; rc == OK && i < COUNT(keys); i++)
         rc = get_ull(device, keys[i], &io->counts[i]);
     return leave(rc == OK ? get_uint(device, "sram_threshold_exceeded", &io->threshold_exceeded) : rc);
@@ -1412,7 +1369,7 @@ API int nvmlDeviceGetSramEccErrorStatus(const struct device *device, struct sram
     API int function(const struct device *device, uint link, uint *out) \
     { \
         ull value; \
-        int rc = enter_device(__func__, device, out); \
+        int rc = enter_device(__func__, device); \
         if (rc == OK) \
             rc = link_number(device, link, key, &value); \
         if (rc == OK) \
@@ -1424,7 +1381,7 @@ LINK_UINTS(AS_LINK_GETTER)
 API int nvmlDeviceGetNvLinkErrorCounter(const struct device *device, uint link, uint counter, ull *out)
 {
     static const char *const keys[] = {"replay", "recovery", "crc_flit"};
-    int rc = enter_device(__func__, device, out);
+    int rc = enter_device(__func__, device);
     if (rc == OK && counter >= COUNT(keys))
         rc = INVALID_ARGUMENT;
     return leave(rc == OK ? link_number(device, link, keys[counter], out) : rc);
@@ -1458,9 +1415,9 @@ static int fill_fabric(const struct device *device, struct fabric *out)
 API int nvmlDeviceGetGpuFabricInfoV(const struct device *device, struct fabric_v *io)
 {
     uint summary = 0;
-    int rc = enter_device(__func__, device, io);
+    int rc = enter_device(__func__, device);
     if (rc == OK && io->version != FABRIC_V3)
-        rc = check_version(&io->version, FABRIC_V2);
+        rc = check_version(io->version, FABRIC_V2);
     if (rc == OK)
         rc = fill_fabric(device, &io->base);
     if (rc == OK)
@@ -1580,8 +1537,8 @@ static void answer_field(const struct device *device, struct field_value *io)
 API int nvmlDeviceGetFieldValues(const struct device *device, int count, struct field_value *values)
 {
     struct timespec now;
-    int rc = enter_device(__func__, device, values);
-    if (rc == OK && (!values || count < 1))
+    int rc = enter_device(__func__, device);
+    if (rc == OK && count < 1)
         rc = INVALID_ARGUMENT;
     clock_gettime(CLOCK_REALTIME, &now);
     for (int i = 0; rc == OK && i < count; i++) {
@@ -1596,7 +1553,7 @@ API int nvmlDeviceGetFieldValues(const struct device *device, int count, struct 
 
 API int nvmlDeviceGetMigDeviceHandleByIndex(const struct device *device, uint index, struct device **out)
 {
-    int rc = enter_device(__func__, device, out);
+    int rc = enter_device(__func__, device);
     if (rc == OK && index >= (uint)as_int(lookup(device->gpu, "mig_max"), 0))
         rc = INVALID_ARGUMENT;
     if (rc == OK && (as_int(lookup(device->gpu, "mig_mode"), 0) != 1 || index >= MAX_MIGS ||
@@ -1609,7 +1566,7 @@ API int nvmlDeviceGetMigDeviceHandleByIndex(const struct device *device, uint in
 
 API int nvmlDeviceGetGpuInstanceId(const struct device *device, uint *out)
 {
-    int rc = enter_device(__func__, device, out);
+    int rc = enter_device(__func__, device);
     if (rc == OK && device->mig < 0)
         rc = NOT_SUPPORTED;
     return leave(rc == OK ? get_uint(device, "gi", out) : rc);
@@ -1642,7 +1599,7 @@ static int processes(const struct device *device, uint *count, struct process *o
                             &one.compute_instance);
         number(device->gpu, memory, &one.memory);
         if (fields >= 1 && (own == UINT32_MAX || one.gpu_instance == own)) {
-            if (out && found < room)
+            if (found < room)
                 out[found] = one;
             found++;
         }
@@ -1650,13 +1607,13 @@ static int processes(const struct device *device, uint *count, struct process *o
         at = at ? at + 1 : NULL;
     }
     *count = found;
-    return found > room || (found && !out) ? INSUFFICIENT_SIZE : OK;
+    return found > room ? INSUFFICIENT_SIZE : OK;
 }
 
 #define AS_PROCESS_LIST(function) \
     API int function(const struct device *device, uint *count, struct process *out) \
     { \
-        int rc = enter_device(__func__, device, count); \
+        int rc = enter_device(__func__, device); \
         return leave(rc == OK ? processes(device, count, out) : rc); \
     }
 AS_PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2)

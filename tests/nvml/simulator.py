@@ -27,8 +27,6 @@ FLAGS = (
     *os.environ.get("NVML_SIM_CFLAGS", "").split(),  # for sanitizers
 )
 FAULTS = ("delay", "crash", "dstate", "hang", "fail")
-PCIE_SPEEDS = ("2.5", "5.0", "8.0", "16.0", "32.0", "64.0")
-"""GT/s of each generation."""
 
 
 def cache_directory() -> Path:
@@ -114,7 +112,7 @@ class Simulator:
     def fault(
         self, kind: str, value: Value = 1, *, gpu: int | None = None, function: str | None = None
     ) -> None:
-        """Arm a fault: delay (seconds), crash (segv, abort, exit), dstate (a path), hang, or fail
+        """Arm a fault: delay (seconds), crash (segv), dstate (a path), hang, or fail
         (a return code).
 
         ``function`` is a symbol with or without its ``_vN``, a pattern, or ``init``.
@@ -181,31 +179,11 @@ class Simulator:
                 continue
             device.mkdir(parents=True, exist_ok=True)
             (names / address).symlink_to(os.path.relpath(device, names))
-            for name, text in self._pci_attributes(gpu).items():
-                (device / name).write_text(f"{text}\n")
-
-    def _pci_attributes(self, gpu: int) -> dict[str, str]:
-        identity, subsystem = (
-            int(self.value(gpu, key), 0) for key in ("pci_device_id", "pci_subsystem_id")
-        )
-        speed, fastest = (
-            f"{PCIE_SPEEDS[int(self.value(gpu, key)) - 1]} GT/s PCIe"
-            for key in ("pcie_generation", "pcie_generation_max")
-        )
-        return {
-            "vendor": f"0x{identity & 0xFFFF:04x}",
-            "device": f"0x{identity >> 16:04x}",
-            "subsystem_vendor": f"0x{subsystem & 0xFFFF:04x}",
-            "subsystem_device": f"0x{subsystem >> 16:04x}",
-            "class": "0x030200",
-            "revision": "0xa1",
-            "enable": "1",
-            "numa_node": self.value(gpu, "numa_node"),
-            "current_link_speed": speed,
-            "current_link_width": self.value(gpu, "pcie_width"),
-            "max_link_speed": fastest,
-            "max_link_width": self.value(gpu, "pcie_width_max"),
-        }
+            identity = int(self.value(gpu, "pci_device_id"), 0)
+            (device / "vendor").write_text(f"0x{identity & 0xFFFF:04x}\n")
+            (device / "device").write_text(f"0x{identity >> 16:04x}\n")
+            (device / "class").write_text("0x030200\n")
+            (device / "numa_node").write_text(f"{self.value(gpu, 'numa_node')}\n")
 
     @staticmethod
     def _full(gpu: int | None, key: str) -> str:

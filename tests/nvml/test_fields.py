@@ -96,23 +96,8 @@ def test_which_failure_of_a_field_counts(codes: tuple[int, int], failure: int) -
 
 def test_constants_of_pynvml() -> None:
     """The values that are written out here, as collectors do without pynvml, are pynvml's."""
-    types = (
-        "DOUBLE",
-        "UNSIGNED_INT",
-        "UNSIGNED_LONG",
-        "UNSIGNED_LONG_LONG",
-        "SIGNED_LONG_LONG",
-        "SIGNED_INT",
-    )
-    assert [getattr(pynvml, f"NVML_VALUE_TYPE_{name}") for name in types] == [
-        DOUBLE,
-        UINT,
-        ULONG,
-        ULL,
-        SLL,
-        SINT,
-    ]
-    assert {
-        pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value,
-        pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value,
-    } == SENTINELS
+    types = "DOUBLE UNSIGNED_INT UNSIGNED_LONG UNSIGNED_LONG_LONG SIGNED_LONG_LONG SIGNED_INT"
+    for number, name in enumerate(types.split()):
+        assert getattr(pynvml, f"NVML_VALUE_TYPE_{name}") == number
+    absent = pynvml.NVML_VALUE_NOT_AVAILABLE_uint, pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong
+    assert {one.value for one in absent} == SENTINELS

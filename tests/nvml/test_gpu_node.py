@@ -12,7 +12,7 @@ import pytest
 
 from dshealthd.agent import node_figures
 from dshealthd.config import registry
-from tests.agents import LABEL, Scrape
+from tests.agents import Scrape
 from tests.nvml.simulator import Simulator
 
 ADAPTERS = Path(__file__).parents[1] / "collectors" / "fixtures" / "infiniband" / "sys"
@@ -82,4 +82,3 @@ def test_series_are_few_and_labels_bounded(scrape: Scrape, profile: str) -> None
         )
     }
     assert set(scrape.series) - own <= declared
-    assert LABEL.findall('a="b"') == [("a", "b")]

@@ -217,16 +217,20 @@ def test_calls_of_a_sweep(node: Node) -> None:
     assert calls["nvmlDeviceGetCount_v2"] == 1
 
 
-def test_one_failing_call(node: Node) -> None:
+@pytest.mark.parametrize(
+    ("call", "metric"),
+    [("PowerUsage", "gpu_power_watts"), ("TotalEnergyConsumption", "gpu_energy_joules_total")],
+)
+def test_one_failing_call(node: Node, call: str, metric: str) -> None:
     """One call that fails costs its own sample and is reported; the GPU stays up."""
-    node.simulator.fault("fail", 999, gpu=3, function="nvmlDeviceGetPowerUsage")
+    node.simulator.fault("fail", 999, gpu=3, function=f"nvmlDeviceGet{call}")
     seen = node.collect()
-    assert {labels[0] for labels in seen.values("gpu_power_watts")} == others(3)
+    assert {labels[0] for labels in seen.values(metric)} == others(3)
     assert seen.value("gpu_temperature_celsius", gpu="3", sensor="core") == 38
     assert seen.value("gpu_up", gpu="3") == 1
     assert seen.value("gpu_fault", gpu="3", reason="unknown_error") == 1
     assert seen.reasons() == {"gpu 3": Reason.UNKNOWN_ERROR}
-    assert "nvmlDeviceGetPowerUsage" in seen.results["gpu"].faults[0].detail
+    assert f"nvmlDeviceGet{call}" in seen.results["gpu"].faults[0].detail
 
 
 def test_sram_status_needs_root(node: Node) -> None:
@@ -264,17 +268,6 @@ def test_failure_names_its_gpu(node: Node) -> None:
         node.simulator.clear_faults()
         node.collect(*GPU_COLLECTORS)
         assert not node.collect(*GPU_COLLECTORS).results[name].faults
-
-
-def test_energy_call_that_fails(node: Node) -> None:
-    """A failing energy counter does not take a GPU down whose temperature can be read."""
-    node.collect()
-    node.simulator.fault("fail", 999, gpu=3, function="nvmlDeviceGetTotalEnergyConsumption")
-    seen = node.collect()
-    assert seen.value("gpu_up", gpu="3") == 1
-    assert seen.value("gpu_fault", gpu="3", reason="unknown_error") == 1
-    assert ("3",) not in seen.values("gpu_energy_joules_total", uuid=node.uuid(3))
-    assert seen.value("gpu_temperature_celsius", gpu="3", sensor="core") == 38
 
 
 def test_last_sign_of_life(node: Node) -> None:

@@ -76,20 +76,6 @@ def test_count_of_processes(node: Node, how: str) -> None:
         assert {gpu for gpu, _ in seen.values("gpu_compute_processes")} == {"1"}
 
 
-def test_more_processes_than_usual(node: Node) -> None:
-    """All of a hundred processes are counted."""
-    node.simulator.set(1, "processes", ", ".join(f"{4194305 + one}:4096" for one in range(40)))
-    assert node.collect("gpu_processes").value("gpu_compute_processes", gpu="1") == 40
-    for gpu, count in ((0, 70), (1, 90)):
-        listed = ",".join(f"{4194305 + one}:1" for one in range(count))
-        node.simulator.set(gpu, "processes", listed)
-    seen = node.collect("gpu_processes")
-    assert seen.values("gpu_compute_processes") == {
-        ("0", node.uuid(0)): 70,
-        ("1", node.uuid(1)): 90,
-    }
-
-
 def test_count_of_gpus(node: Node) -> None:
     """The GPUs of the list stay, and those of the bus are there from the first sweep on."""
     node.simulator.set(None, "device_count", 5_000_123)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dshealthd.collectors.job_logs import SKIPPED
 from dshealthd.explain.facts import Recognized
+from tests.collectors.bench import value
 from tests.collectors.test_job_logs import OOM, Node, states
 
 MEBIBYTE = 1 << 20
@@ -41,8 +43,7 @@ def recognized(node: Node) -> Recognized:
 def test_what_is_left_out_of_a_log_that_grows(node: Node, more: int, skipped: int) -> None:
     """Up to 8 MiB are read; of more only the last mebibyte."""
     node.write("a.out", filled(8 * MEBIBYTE + more))
-    node.sweep()
-    assert node.collector._watch.skipped == skipped
+    assert value(node.sweep(), SKIPPED) == skipped
 
 
 @pytest.mark.parametrize(("size", "known"), [(MEBIBYTE - 1, True), (MEBIBYTE + 1, False)])
