@@ -56,8 +56,7 @@ def start(target: Callable[[], object], name: str) -> None:
         threading.Thread(target=target, name=name, daemon=True).start()
     except RuntimeError as error:  # CPython raises it for EAGAIN, whatever was short
         short = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        what = f"the thread for {name}"
-        raise StartError(what, short) from error
+        raise StartError(f"the thread for {name}", short) from error
 
 
 async def call(
@@ -109,6 +108,5 @@ async def call(
     if failures:
         raise failures[0]
     if not results:
-        message = f"{name}: the thread ended with an unexpected exception"
-        raise RuntimeError(message)
+        raise RuntimeError(f"{name}: the thread ended with an unexpected exception")
     return results[0]

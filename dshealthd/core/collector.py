@@ -232,8 +232,7 @@ class Metric:
     def __call__(self, value: float, *labels: str) -> Sample:
         """Return a sample of this metric; `labels` are in the order of `self.dimensions`."""
         if len(labels) != len(self.dimensions):
-            message = f"{self.name} takes the labels {self.dimensions}, not {labels}"
-            raise TypeError(message)
+            raise TypeError(f"{self.name} takes the labels {self.dimensions}, not {labels}")
         return sample_of((self, labels, +value))  # a bool would be `true` in a document
 
 

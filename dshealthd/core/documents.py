@@ -41,8 +41,7 @@ def _object(value: Any) -> Any:
         return value.document()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
-    message = f"Object of type {type(value).__name__} is not JSON serializable"
-    raise TypeError(message)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 class LeftOut:

@@ -164,8 +164,7 @@ def parse_selectors(text: str) -> tuple[Selector, ...]:
         whole = _LINE.fullmatch(line)
         matchers = tuple(_MATCHER.finditer(whole[2] or "")) if whole else ()
         if whole is None or "".join(match[0] for match in matchers) != (whole[2] or ""):
-            message = f"{line!r} is not a selector"
-            raise ValueError(message)
+            raise ValueError(f"{line!r} is not a selector")
         found.append(
             Selector(
                 whole[1],

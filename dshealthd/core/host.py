@@ -125,8 +125,7 @@ def integer(path: str, text: str | bytes, base: int = 10) -> int:
     try:
         return int(text, base)
     except (ValueError, ArithmeticError) as error:
-        message = f"{path}: {text[:40]!r} is not a number"
-        raise ValueError(message) from error
+        raise ValueError(f"{path}: {text[:40]!r} is not a number") from error
 
 
 def signature(status: os.stat_result) -> Signature:

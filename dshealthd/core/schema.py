@@ -48,8 +48,7 @@ class Type(Protocol):
 
 def misfit(place: str, problem: str) -> NoReturn:
     """Raise SchemaError about the value at a place."""
-    message = f"{place} {problem}"
-    raise SchemaError(message)
+    raise SchemaError(f"{place} {problem}")
 
 
 class Plain:
@@ -372,8 +371,7 @@ def document(body: bytes | str) -> Any:
     except SchemaError:
         raise
     except (ValueError, ArithmeticError, RecursionError) as error:
-        message = "body is not JSON"
-        raise SchemaError(message) from error
+        raise SchemaError("body is not JSON") from error
 
 
 def loads(body: bytes, schema: Record) -> dict[str, Any]:

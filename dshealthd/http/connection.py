@@ -268,8 +268,7 @@ class Requests(RequestHandler):
             if exc is not None:
                 free_frames(exc)
         if request.writer.output_size > 0:
-            problem = "response headers already sent"
-            raise ConnectionError(problem)
+            raise ConnectionError("response headers already sent")
         response = plain_answer(HTTPStatus(status))
         response.force_close()
         return response

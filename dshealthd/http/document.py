@@ -241,20 +241,17 @@ def parse_history(body: bytes) -> dict[str, Any]:
 
 def _read(body: bytes, schema: Record, kind: str) -> dict[str, Any]:
     if len(body) > MAX_DOCUMENT or body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
-        message = f"sent a {kind} that is too large"
-        raise DocumentError(message)
+        raise DocumentError(f"sent a {kind} that is too large")
     try:
         found = json.loads(body.decode(), parse_constant=_constant)
     except (ValueError, ArithmeticError, RecursionError) as error:
-        message = f"sent invalid JSON: {error}"
-        raise DocumentError(message) from error
+        raise DocumentError(f"sent invalid JSON: {error}") from error
     if (
         isinstance(found, dict)
         and type(version := found.get("schema")) is int
         and version != SCHEMA
     ):
-        message = f"answers in schema version {version}, this command needs {SCHEMA}"
-        raise DocumentError(message)
+        raise DocumentError(f"answers in schema version {version}, this command needs {SCHEMA}")
     try:
         return schema.read(found, "document")
     except SchemaError as error:
@@ -263,5 +260,4 @@ def _read(body: bytes, schema: Record, kind: str) -> dict[str, Any]:
 
 
 def _constant(name: str) -> float:
-    message = f"{name} is not a number"
-    raise SchemaError(message)
+    raise SchemaError(f"{name} is not a number")

@@ -227,8 +227,7 @@ def thread_of(host: Host, pid: int, told: int) -> int:
         for line in read_bytes(f"{place}/status").split(b"\n"):
             if line.startswith(b"NSpid:"):
                 return int(line.split()[-1]), int(os.path.basename(place))
-        message = f"{place}/status has no NSpid"
-        raise ValueError(message)
+        raise ValueError(f"{place}/status has no NSpid")
 
     if not told:
         return pid

@@ -42,8 +42,7 @@ def parse_rate(text: bytes) -> float:
     """Return a port's bytes per second from `400 Gb/sec (4X NDR)`; ValueError if malformed."""
     value, unit, *_ = text.split(maxsplit=2) or (b"", b"")
     if unit != b"Gb/sec":
-        message = f"{text[:40]!r} is not a rate in Gb/sec"
-        raise ValueError(message)
+        raise ValueError(f"{text[:40]!r} is not a rate in Gb/sec")
     return float(value) * 1e9 / 8
 
 

@@ -62,8 +62,7 @@ def parse_range(text: str) -> range:
     """Return the ports of `ip_local_port_range`. ValueError if malformed."""
     first, last = map(int, text.split())
     if first > last:
-        message = f"not a range of ports: {text.strip()!r}"
-        raise ValueError(message)
+        raise ValueError(f"not a range of ports: {text.strip()!r}")
     return range(first, last + 1)
 
 

@@ -43,8 +43,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
         before, after = place.split(" "), rest.split(" ")
         # the fields of the format
         if not separator or len(before) < 6 or len(after) < 3:  # noqa: PLR2004
-            message = f"not a mount: {line[:80]!r}"
-            raise ValueError(message)
+            raise ValueError(f"not a mount: {line[:80]!r}")
         point = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), before[4])
         read_only = "ro" in before[5].split(",") or "ro" in after[2].split(",")
         mounts.append(Mount(point, after[0], read_only))

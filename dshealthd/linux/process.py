@@ -90,8 +90,7 @@ def parse_stat(data: bytes) -> Stat:
             terminal=int(fields[4]),
         )
     except (IndexError, ValueError, ArithmeticError) as error:
-        message = f"not a process status: {data[:80]!r}"
-        raise ValueError(message) from error
+        raise ValueError(f"not a process status: {data[:80]!r}") from error
 
 
 def exit_status(descriptor: int) -> int | None:

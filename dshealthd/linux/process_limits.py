@@ -43,8 +43,7 @@ def parse_limits(data: bytes) -> ProcessLimits:
 def _limit(data: bytes, name: bytes) -> float:
     soft = data.partition(name)[2].split(None, 1)[:1]
     if not soft:
-        message = f"no line{name.decode()}in the limits"
-        raise ValueError(message)
+        raise ValueError(f"no line{name.decode()}in the limits")
     return math.inf if soft[0] == b"unlimited" else int(soft[0])
 
 

@@ -212,8 +212,7 @@ class Root:
             check(descriptor, path, is_kind, kind)
             uid = os.fstat(descriptor).st_uid
             if owned and uid != self.owner.uid:
-                why = f"belongs to user {uid}, and the process to {self.owner.uid}"
-                raise Irregular(path, why)
+                raise Irregular(path, f"belongs to user {uid}, and the process to {self.owner.uid}")
             return reopen(descriptor, path, flags)
 
     @contextlib.contextmanager

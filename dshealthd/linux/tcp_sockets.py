@@ -70,8 +70,7 @@ def parse_sockstat(sockstat: str, sockstat6: str = "") -> SocketCounts:
             in_use += int(fields.get("inuse", "missing"))
             time_wait = int(fields["tw"]) if "tw" in fields else time_wait
     if time_wait is None:
-        message = "no TCP line with inuse and tw"
-        raise ValueError(message)
+        raise ValueError("no TCP line with inuse and tw")
     return SocketCounts(time_wait, in_use)
 
 

@@ -41,8 +41,7 @@ def parse_tcp(text: str) -> Iterator[TcpRow]:
             row = (own, other, port, peer_port, int(state, 16), kind, sent, int(uid), int(inode))
             yield TcpRow(*row)
         except (ValueError, ArithmeticError) as error:
-            message = f"not a socket: {line[:60]!r}"
-            raise ValueError(message) from error
+            raise ValueError(f"not a socket: {line[:60]!r}") from error
 
 
 def parse_end(text: str) -> SocketEnd:

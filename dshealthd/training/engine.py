@@ -25,8 +25,7 @@ def follow(heartbeat: Heartbeat, engine: Any) -> None:
     `engine.eval()` to `engine.train()`) as phases.
     """
     if not (hasattr(engine, "global_steps") and hasattr(engine, "step")):
-        message = f"{type(engine).__name__} is not a DeepSpeed engine"
-        raise TypeError(message)
+        raise TypeError(f"{type(engine).__name__} is not a DeepSpeed engine")
     heartbeat.steps = step_count(engine.global_steps)
     installed = heartbeat.installed
     if hasattr(engine, "train_batch"):  # a pipeline engine, which makes its steps itself
