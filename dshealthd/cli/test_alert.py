@@ -16,16 +16,14 @@ import socket
 import sys
 import time
 import urllib.parse
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 from dshealthd.core import documents
 from dshealthd.core.text import plural, print_lines, printable
 from dshealthd.http.client import TIMEOUT
 from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange, verifying
 from dshealthd.symptoms.entry import RULESET
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 MAX_ANSWER = 32 << 20
 """Most bytes of an answer: Prometheus lists a series for each node, in some 500 bytes."""

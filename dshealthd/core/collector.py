@@ -24,17 +24,13 @@ import operator
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from dshealthd.core.host import Host, read
 from dshealthd.core.options import Duration, constant, option
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 T = TypeVar("T")
 series_of: Callable[[Sample], tuple[Metric, tuple[str, ...]]] = operator.itemgetter(0, 1)

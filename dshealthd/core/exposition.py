@@ -9,16 +9,12 @@ import functools
 import itertools
 import math
 import re
+from collections.abc import Callable, Iterable
 from importlib import resources
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from dshealthd.core.collector import Metric, MetricKind
+from dshealthd.core.collector import Metric, MetricKind, Sample
 from dshealthd.core.documents import cut
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dshealthd.core.collector import Sample
 
 MAX_LABEL_LENGTH = 128
 EXPONENT_FROM = 1e6

@@ -7,14 +7,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dshealthd.core.options import option
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MAX_FILE = 1 << 20
 """Most bytes that are read of a small file, which those of the kernel are."""

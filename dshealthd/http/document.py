@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.core.documents import MAX_REASON
 from dshealthd.core.schema import (
@@ -36,9 +37,6 @@ from dshealthd.core.text import printable
 from dshealthd.findings.coverage import HEARTBEAT, WORDS
 from dshealthd.findings.entry import Entry
 from dshealthd.findings.finding import ORDER, SCHEMA, Finding, State
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MAX_DOCUMENT = 8 << 20
 """Most bytes of an agent's answer, for every command; a node with many ranks sends about 2 MiB."""

@@ -12,10 +12,8 @@ import ctypes
 import errno
 import os
 import struct
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
+from typing import NamedTuple
 
 PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2
 _X86 = os.uname().machine == "x86_64"

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from dshealthd.core.host import integer, read_existing
+from dshealthd.core.host import Host, integer, read_existing
 from dshealthd.linux.pci import ADAPTERS, VIRTUAL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.host import Host
 
 _PAGE = 4096
 _UNKNOWN = (1 << 64) - 1

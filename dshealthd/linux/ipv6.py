@@ -6,14 +6,10 @@ import contextlib
 import errno
 import itertools
 import os
-from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read
+from dshealthd.core.host import Host, read
 from dshealthd.linux.socket_owners import parse_inode
 from dshealthd.linux.tcp_tables import parse_end, parse_tcp
-
-if TYPE_CHECKING:
-    from dshealthd.core.host import Host
 
 MAX_DESCRIPTORS = 65536
 """Most descriptors of one process that are checked."""

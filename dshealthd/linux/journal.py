@@ -15,17 +15,12 @@ import itertools
 import logging
 import os
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from dshealthd.core.collector import NotAvailable, Reason, SourceError
-from dshealthd.core.host import read
+from dshealthd.core.host import Host, read
 from dshealthd.core.text import plural
 from dshealthd.linux.kmsg import CLOCK_EVERY, KernelLogReader, KernelLogRecord, LogReader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dshealthd.core.host import Host
 
 log = logging.getLogger(__name__)
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from dshealthd.core.collector import SourceError
 from dshealthd.core.result import os_reason
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 KERNEL = 0
 """Facility of the kernel itself."""

@@ -10,12 +10,8 @@ import re
 import socket
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from dshealthd.core.host import lines_of, read
-
-if TYPE_CHECKING:
-    from dshealthd.core.host import Host
+from dshealthd.core.host import Host, lines_of, read
 
 RANGE, RESERVED = "net/ipv4/ip_local_port_range", "net/ipv4/ip_local_reserved_ports"
 """The settings below `/proc/sys`."""

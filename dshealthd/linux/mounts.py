@@ -5,12 +5,10 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from dshealthd.core.host import lines_of, read
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 _FUSE = re.compile(

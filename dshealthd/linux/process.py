@@ -8,15 +8,11 @@ import fcntl
 import itertools
 import os
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from dshealthd.core.host import read, read_bytes, read_existing
+from dshealthd.core.host import Host, read, read_bytes, read_existing
 from dshealthd.core.result import read_parsed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.host import Host
 
 TICKS = os.sysconf("SC_CLK_TCK")
 """Clock ticks per second, the unit of the times below."""

@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 import os
 import resource
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from dshealthd.core.host import read_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dshealthd.core.host import Host
+from dshealthd.core.host import Host, read_bytes
 
 
 class ProcessLimits(NamedTuple):

@@ -17,10 +17,8 @@ import os
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import NamedTuple
 
 TIME_WAIT_TIMER = 3
 """Timer of the small sockets in place of a closed one: TIME_WAIT, and most of FIN_WAIT2."""

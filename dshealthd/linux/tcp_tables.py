@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from dshealthd.core.host import lines_of
 from dshealthd.linux.sock_diag import SocketEnd
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class TcpRow(NamedTuple):

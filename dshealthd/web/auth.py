@@ -15,14 +15,11 @@ import re
 import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 from dshealthd.core import background
 from dshealthd.core.child import StartError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 log = logging.getLogger(__name__)
 
