@@ -62,7 +62,6 @@ class Shallow(Plain):
     depth: int = _MAX_DEPTH
 
     def read(self, value: object, place: str) -> Any:
-        """Return a field that a later release may have added, unless it is nested too deeply."""
         level, depth = [value], 0
         while level:
             if depth > self.depth:
@@ -82,7 +81,6 @@ class SampleList(Plain):
     """All samples by metric: thousands, so that they are checked in one loop and not copied."""
 
     def read(self, value: object, place: str) -> Any:
-        """Return the metrics of a status document as they are, once all are checked."""
         if not isinstance(value, dict):
             misfit(place, "is not an object")
         for name, family in value.items():
