@@ -142,14 +142,14 @@ def sleeping(host: Host, kernel_threads: set[str]) -> set[Sleep] | None:
 
 
 def open_files(host: Host, pid: int) -> Iterator[str]:
-    """Yield the target of each open descriptor of a process; only links are read.
+    """Yield the target of each open descriptor of a process, one by one; only links are read.
 
     PermissionError; FileNotFoundError or ProcessLookupError if it has ended.
     """
-    place = host.proc(f"{pid}/fd")
-    for slot in os.listdir(place):
-        with contextlib.suppress(FileNotFoundError):  # closed in the meantime
-            yield os.readlink(f"{place}/{slot}")
+    with os.scandir(host.proc(f"{pid}/fd")) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # closed in the meantime
+                yield os.readlink(entry.path)
 
 
 def read_memory(place: str, address: int, size: int) -> bytes:
