@@ -147,7 +147,7 @@ class Client:
     """Queries one agent."""
 
     def __init__(
-        self, request: Request, seconds: float | None = None, unauthorized: str = UNAUTHORIZED
+        self, request: Request, seconds: float = TIMEOUT, unauthorized: str = UNAUTHORIZED
     ) -> None:
         """Send requests like `request`, to other paths; each exchange takes at most `seconds`.
 
@@ -164,10 +164,9 @@ class Client:
 
     def get(self, path: str) -> bytes:
         """Return the body of the agent's answer. Raise Unreachable."""
-        seconds = TIMEOUT if self._seconds is None else self._seconds
         request = dataclasses.replace(self._request, path=path)
         try:
-            return exchange(request, seconds, MAX_DOCUMENT)
+            return exchange(request, self._seconds, MAX_DOCUMENT)
         except Rejected as error:
             if error.status == HTTPStatus.UNAUTHORIZED:
                 why = WRONG if "Authorization" in request.headers else self._unauthorized
@@ -199,7 +198,7 @@ class Client:
             raise Unreachable(f"{self.url}/api/v1/targets: not a list of targets") from error
 
 
-def local(loaded: Config, access: Access, seconds: float | None = None) -> Client:
+def local(loaded: Config, access: Access, seconds: float = TIMEOUT) -> Client:
     """Return a client for this node's agent, at the configured address.
 
     Its calls raise Impostor, before anything is sent, if another user's process answers there.

@@ -124,13 +124,13 @@ def test_an_agent_of_this_user_is_believed(access: Access) -> None:
     assert b"Authorization: Basic " in request
 
 
-@pytest.mark.parametrize(("given", "seconds"), [(None, 5.0), (1.5, 1.5)])
+@pytest.mark.parametrize(("given", "seconds"), [((), 5.0), ((1.5,), 1.5)])
 def test_how_long_an_agent_is_waited_for(
-    given: float | None, seconds: float, monkeypatch: pytest.MonkeyPatch
+    given: tuple[float, ...], seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five seconds, unless the caller has less."""
     monkeypatch.setattr(client, "exchange", lambda *call: json.dumps(call[1:]).encode())
-    assert json.loads(local(config.load(None), Access(), given).get("/")) == [seconds, 8 << 20]
+    assert json.loads(local(config.load(None), Access(), *given).get("/")) == [seconds, 8 << 20]
 
 
 @pytest.mark.parametrize(("status", "says"), [
