@@ -419,7 +419,6 @@ class Collector(ABC):
     """Whether it keeps a file with its name and `.json` below `Context.state`."""
 
     def __init_subclass__(cls) -> None:
-        """Name the collector after its module."""
         super().__init_subclass__()
         cls.name = cls.__module__.rpartition(".")[2]
 

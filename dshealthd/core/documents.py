@@ -48,7 +48,6 @@ class LeftOut:
     """
 
     def __init__(self) -> None:
-        """Start with nothing left out."""
         self._reasons: dict[str, str] = {}
 
     def document(self) -> list[dict[str, str]]:

@@ -35,7 +35,6 @@ class Renderer:
     """
 
     def __init__(self) -> None:
-        """Start with an empty cache."""
         self._names: dict[tuple[Metric, tuple[str, ...]], str] = {}
 
     def render(self, samples: Iterable[Sample]) -> str:
@@ -131,7 +130,6 @@ class Matcher(NamedTuple):
         return bool(re.fullmatch(self.value, value)) is (self.operator == "=~")
 
     def __str__(self) -> str:
-        """Return the matcher as PromQL has it."""
         value = self.value.replace("\\", r"\\").replace('"', r"\"")
         return f'{self.label}{self.operator}"{value}"'
 
@@ -143,7 +141,6 @@ class Selector(NamedTuple):
     matchers: tuple[Matcher, ...] = ()
 
     def __str__(self) -> str:
-        """Return the selector as PromQL has it."""
         matchers = ",".join(map(str, self.matchers))
         return f"{self.family}{{{matchers}}}" if matchers else self.family
 

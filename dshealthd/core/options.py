@@ -247,12 +247,10 @@ def _convert(hint: Any, value: object) -> Any:
         Path: "a string with a path",
         bool: "true or false",
         int: "an integer",
+        float: "a number",
+        str: "a string",
     }
-    raise ValueError(
-        "must be "
-        f"{names.get(hint, {float: 'a number', str: 'a string'}.get(hint, str(hint)))}, not "
-        f"{_toml_type(value)}"
-    )
+    raise ValueError(f"must be {names[hint]}, not {_toml_type(value)}")
 
 
 def _bound(value: Any, metadata: typing.Mapping[str, Any]) -> None:
@@ -283,11 +281,8 @@ def _toml_type(value: object) -> str:
         list: "an array",
         dict: "a table",
     }
-    return (
-        f"{names.get(type(value), type(value).__name__)} ({_plain_text(value)})"
-        if not isinstance(value, dict | list)
-        else names[type(value)]
-    )
+    name = names.get(type(value), type(value).__name__)
+    return name if isinstance(value, dict | list) else f"{name} ({_plain_text(value)})"
 
 
 def encode(options: Any) -> dict[str, Any]:

@@ -125,7 +125,6 @@ class Snapshot:
         """What to call in the loop when a collector has a result, by its name."""
 
     def __iter__(self) -> Iterator[Latest]:
-        """Iterate over the collectors by name."""
         return iter(self._latest.values())
 
     def __getitem__(self, name: str) -> Latest:

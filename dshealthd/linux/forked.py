@@ -254,10 +254,8 @@ def remains(group: int) -> bool:
     """Return whether a process of a group is left."""
     try:
         os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:  # another user's may not be signalled, and is there
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

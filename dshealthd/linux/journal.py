@@ -99,7 +99,6 @@ class _File:
         return self._first
 
     def close(self) -> None:
-        """Close the journal file."""
         os.close(self._descriptor)
 
     def records(self) -> Iterator[KernelLogRecord | None]:

@@ -366,7 +366,6 @@ class EventParser:
     """
 
     def __init__(self) -> None:
-        """Begin outside a record."""
         self._record = self._severity = self._section = ""
 
     def event(self, message: str) -> KernelEvent | None:

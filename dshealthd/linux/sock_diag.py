@@ -96,7 +96,6 @@ class SocketEnd(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        """Return `ADDRESS:PORT`, with brackets around an address of IPv6."""
         if len(self.address) == 4:  # noqa: PLR2004 - bytes
             return f"{socket.inet_ntop(socket.AF_INET, self.address)}:{self.port}"
         return f"[{socket.inet_ntop(socket.AF_INET6, self.address)}]:{self.port}"

@@ -50,7 +50,6 @@ def follow(heartbeat: Heartbeat, engine: Any) -> None:
 
 @never_raise
 def _entered(heartbeat: Heartbeat, mode: bool = True) -> None:  # noqa: FBT001, FBT002 - as torch
-    """Report `engine.train(mode)`."""
     heartbeat.enter("training" if mode else "evaluation")
 
 

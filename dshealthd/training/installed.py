@@ -148,7 +148,6 @@ class _Place:
         return own if bind is None else bind(own, instance, owner)
 
     def put(self, changed: Any) -> None:
-        """Have the object find this."""
         self.changed = changed
         setattr(self._kind, self._name, self)
 

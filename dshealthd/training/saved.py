@@ -7,12 +7,7 @@ import struct
 from binascii import crc32
 from typing import NamedTuple
 
-from dshealthd.training.message import (
-    MAX_COUNT,
-    PAGE,
-    ROOM,
-    SLOT,
-)
+from dshealthd.training.message import MAX_COUNT, PAGE, ROOM, SLOT
 
 MAGIC = b"dshc"
 VERSION = 1
