@@ -19,6 +19,7 @@ from dshealthd.probe.peers.resolver import LookupFailed, Resolver
 from dshealthd.web.auth import Authenticator
 from dshealthd.web.config_file import WebConfigFile
 from tests.threads import running_threads
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -120,7 +121,7 @@ def test_a_write_without_a_thread_is_an_error_until_one_succeeds(
     assert isinstance(writer.error, StartError)
     short.undo()
     writer.put(b"2")
-    assert writer.wait(60.0)
+    until(lambda: not writer.busy)
     assert written == [b"2"]
     assert not isinstance(writer.error, StartError)
 
