@@ -64,15 +64,6 @@ def test_check_config(tmp_path: Path) -> None:
     assert len(bad.stderr.splitlines()) == 2
 
 
-def test_bad_flag_is_named() -> None:
-    """A flag's value is checked like the file's key of the same name."""
-    bad = dshealthd("check-config", "--web.max-connections", "many")
-    assert bad.returncode == 2
-    assert (
-        bad.stderr == "command line: web.max_connections: must be an integer, not a string (many)\n"
-    )
-
-
 def test_metrics_of_this_machine_are_sound(tmp_path: Path) -> None:
     """`metrics` prints one scrape of this machine, with which promtool finds no fault, and no
     series has a pid but those that name a job's first process and the page of a rank.
