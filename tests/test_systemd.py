@@ -15,7 +15,6 @@ import pytest
 from dshealthd.agent.systemd import ServiceManager, status_line
 from dshealthd.core.collector import Reason, Sample
 from dshealthd.core.result import CollectionResult, failed, not_available
-from dshealthd.core.text import first_of
 from tests.agents import launch, running
 from tests.snapshots import snapshot
 from tests.stopwatch import Stopwatch
@@ -245,8 +244,6 @@ def test_status_line() -> None:
         "clock timeout: no answer; tcp permission_denied: /proc/net/tcp; starting: 4 of 6 "
         "collectors have a result; no GPUs: libnvidia-ml.so.1 is not there; http://node:10061/"
     )
-    assert first_of("one\ntwo\nthree") == "one (and 2 more)"
-    assert first_of("") == ""
 
 
 @pytest.mark.parametrize("count", [3, 4])
