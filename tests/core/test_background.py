@@ -19,7 +19,7 @@ from dshealthd.probe.peers.resolver import LookupFailed, Resolver
 from dshealthd.web.auth import Authenticator
 from dshealthd.web.config_file import WebConfigFile
 from tests.threads import running_threads
-from tests.waiting import until
+from tests.waiting import eventually, until
 
 
 @pytest.fixture
@@ -52,9 +52,7 @@ def test_repeated_calls_on_a_hung_disk_take_few_threads() -> None:
         assert running_threads("test members") < 6
         assert await background.call(lambda: 1, "test key", 60.0) == 1
         answers.set()
-        async with asyncio.timeout(60.0):
-            while running_threads("test members"):
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not running_threads("test members"))
         assert await background.call(lambda: 2, "test members", 60.0) == 2
 
     try:
@@ -191,9 +189,7 @@ async def test_senders_wait_for_threads(
     assert done == []
     short.undo()
     monkeypatch.setattr(blocking_tasks, "RETRY", 0.01)
-    async with asyncio.timeout(60):
-        while len(done) < 20:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: len(done) == 20)
     assert sorted(done) == list(range(20))
 
 
@@ -208,7 +204,5 @@ async def test_senders_that_are_let_go_without_a_thread(
     tasks.close()
     short.undo()
     tasks.run(1, lambda: "after", done.append)
-    async with asyncio.timeout(60):
-        while "after" not in done:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: "after" in done)
     assert done == ["after"]
