@@ -27,8 +27,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Let no thread start, as at the pids limit; `undo` ends that."""
 
     def start(_thread: threading.Thread) -> None:
-        message = "can't start new thread"
-        raise RuntimeError(message)
+        raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
     return monkeypatch

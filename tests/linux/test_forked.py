@@ -36,8 +36,7 @@ def run(deadline: float = 60.0, **functions: Callable[[Emit], object]) -> dict[s
 
 def raise_missing(_emit: Emit) -> None:
     """Say why there is nothing."""
-    message = "no such thing"
-    raise Missing(message)
+    raise Missing("no such thing")
 
 
 def head(name: int, answer: int) -> bytes:

@@ -30,8 +30,7 @@ def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         raise OSError(errno.EAFNOSUPPORT, "refused")
 
     def unread(*_: object) -> NoReturn:
-        message = "the tables are not read where netlink answers"
-        raise AssertionError(message)
+        raise AssertionError("the tables are not read where netlink answers")
 
     if request.param == "files":
         monkeypatch.setattr(sock_diag, "lookup", refused)
