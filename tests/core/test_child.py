@@ -211,11 +211,6 @@ def test_a_module_in_a_child_is_as_isolated_as_its_parent(options: tuple[str, ..
     program = "from dshealthd.core import child; print(*child.python('m')[1:])"
     environment = {**os.environ}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    printed = subprocess.run(
-        [sys.executable, *options, "-c", program],
-        stdout=subprocess.PIPE,
-        env=environment,
-        check=True,
-        text=True,
-    ).stdout
+    command = [sys.executable, *options, "-c", program]
+    printed = subprocess.check_output(command, env=environment, text=True)
     assert printed.split() == [*options, "-m", "m"]

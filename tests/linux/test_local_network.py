@@ -79,13 +79,8 @@ def test_interface_with_several_addresses() -> None:
     """
     addresses = ["10.9.9.1", "10.9.9.2", "10.9.8.1", "fd00::1", "127.0.0.1", "10.9.7.1"]
     command = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", ADDRESSES, "sh"]
-    done = subprocess.run(
-        [*command, sys.executable, "-c", ASK, *addresses],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command += [sys.executable, "-c", ASK, *addresses]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode == 77 or done.stderr.startswith("unshare:"):
         pytest.skip("network namespaces are not permitted here")
     assert done.stdout.split() == ["d0", "d0", "d0", "d0", "lo", "lo"], done.stderr
