@@ -33,10 +33,7 @@ class Listener:
         self._socket.bind(f"\0{address[1:]}" if address.startswith("@") else address)
 
     def wait(
-        self,
-        condition: Callable[[dict[str, str]], object],
-        seconds: float = 60.0,
-        looked: int = 0,
+        self, condition: Callable[[dict[str, str]], object], seconds: float = 60.0, looked: int = 0
     ) -> int:
         """Return the position of the first message for which the condition holds. The first
         `looked` ones do not count.

@@ -319,9 +319,7 @@ class Agent:
         return {
             **self._judge.verdict.document(),
             "jobs": left_out.section(
-                "jobs",
-                lambda: overview(self._series(), place, left_out, time.time()),
-                otherwise=[],
+                "jobs", lambda: overview(self._series(), place, left_out, time.time()), otherwise=[]
             ),
             "probe": left_out.section("probe", self._probes.status),
             "evidence": left_out.section("evidence", self._evidence.status),

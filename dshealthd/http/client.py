@@ -279,12 +279,6 @@ def remote(loaded: Config, node: str, access: Access, unauthorized: str = UNAUTH
     if not parts.hostname or parts.path or parts.username is not None:
         raise ValueError(message)
     return Client(
-        Request(
-            host=parts.hostname,
-            port=own or port,
-            path="/",
-            headers=access.headers(),
-            tls=tls,
-        ),
+        Request(host=parts.hostname, port=own or port, path="/", headers=access.headers(), tls=tls),
         unauthorized=unauthorized,
     )

@@ -107,9 +107,7 @@ def test_a_call_that_fails_unexpectedly_is_not_waited_for_for_ever(
     assert printed.wait(60.0)
 
 
-def test_a_write_without_a_thread_is_an_error_until_one_succeeds(
-    short: pytest.MonkeyPatch,
-) -> None:
+def test_a_write_without_a_thread_is_an_error_until_one_succeeds(short: pytest.MonkeyPatch) -> None:
     """The writer stays usable."""
     written: list[bytes] = []
     writer = LatestWriter(written.append, "test")

@@ -83,9 +83,7 @@ async def test_a_child_gets_nothing_that_is_for_the_agent_alone(
     monkeypatch.setenv("KEPT", "1")
     read_end, write_end = os.pipe()
     started = child.spawn(
-        "a printer",
-        [sys.executable, "-S", "-c", "import os; print(*os.environ)"],
-        output=write_end,
+        "a printer", [sys.executable, "-S", "-c", "import os; print(*os.environ)"], output=write_end
     )
     os.close(write_end)
     assert await started.ends(60.0)

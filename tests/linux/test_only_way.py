@@ -67,12 +67,7 @@ SINGLE = {
     # descriptors of the agent's peers in procfs; descriptors of a process in procfs
     "jobs/ras/peer.py": ("place", "entry.path"),
     # procfs
-    "linux/activity.py": (
-        "f'{task}/stat'",
-        "f'{task}/schedstat'",
-        "place",
-        "f'{place}/{thread}'",
-    ),
+    "linux/activity.py": ("f'{task}/stat'", "f'{task}/schedstat'", "place", "f'{place}/{thread}'"),
     "linux/gpu_direct.py": ("place",),  # sysfs
     # of the node; named by the service's own settings, root's
     "linux/imex.py": ("host.root(CONFIG)", "host.root(path)"),
