@@ -13,8 +13,8 @@ import typing
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
+from dshealthd.cli.apart import APART
 from dshealthd.cli.commands import parser as command_line
-from dshealthd.cli.main import APART
 from dshealthd.config import registry
 from dshealthd.config.config import SECTIONS
 from dshealthd.core.options import Duration, settable

@@ -19,8 +19,8 @@ from dshealthd import __version__
 from dshealthd.agent import logs
 from dshealthd.agent.systemd import ServiceManager
 from dshealthd.cli import arguments, warnings
+from dshealthd.cli.apart import APART
 from dshealthd.cli.arguments import Command
-from dshealthd.cli.main import APART
 from dshealthd.config.flags import (
     ACCESS,
     EXIT_FAILURE,

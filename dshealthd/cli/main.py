@@ -11,19 +11,8 @@ import select
 import signal
 import sys
 
-APART: dict[str, tuple[str, str]] = {
-    "doctor": (
-        "dshealthd.doctor.command",
-        "Check whether this node, or others, are fit to start a training job.",
-    ),
-    "explain": ("dshealthd.explain.command", "Name the cause of a job's failure from its logs."),
-    "free-port": ("dshealthd.cli.free_port", "Print a free port for a rendezvous."),
-}
-"""Commands with a parser of their own: modules with `main` and `parser`, and texts for `--help`.
+from dshealthd.cli.apart import APART
 
-`explain` needs no configuration, `doctor` has exit statuses of its own for bad usage too, and
-`free-port` forks and execs, so that no log thread may run.
-"""
 EXIT_PIPE = 141
 """Exit status that a shell reports for a program that SIGPIPE ends."""
 EXIT_OUTPUT = os.EX_IOERR
