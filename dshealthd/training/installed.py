@@ -21,14 +21,11 @@ import operator
 import sys
 import types
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
-    """Returns what is called instead of a function."""
-
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Returns what is called instead of a function."""
 _bind = types.MethodType
 _replaced: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """What each of our functions was put in place of."""
