@@ -191,9 +191,7 @@ async def test_one_configuration_at_a_time(tmp_path: Path) -> None:
     agent, slow = Agent(config.load(file), file, {}), Slow()
     agent._services = (slow,)
     running = asyncio.create_task(agent.run(lambda _url: None))
-    async with asyncio.timeout(60):
-        while slow.calls < 2 or slow.now:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: slow.calls == 2 and not slow.now)
     os.kill(os.getpid(), signal.SIGTERM)
     await running
     assert (slow.calls, slow.most) == (2, 1)

@@ -134,12 +134,7 @@ class Node:
             if one is not None
         }
         heard = {
-            place: [
-                (
-                    entry(50 + place[1], 100, rank=str(place[1]))[0],
-                    self.sender(place, message),
-                )
-            ]
+            place: [(entry(50 + place[1], 100, rank=str(place[1]))[0], self.sender(place, message))]
             for place, message in ranks.items()
         }
         jobs: Any = Jobs.__new__(Jobs)

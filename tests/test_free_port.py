@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +17,9 @@ import pytest
 from dshealthd.cli import free_port
 from dshealthd.cli import main as cli
 from dshealthd.cli.free_port import Held, NoPort, candidates, hold
-from dshealthd.core.host import Host
+from tests.linux.test_local_network import assigning
 from tests.netns import connection, listener, network_namespace
+from tests.waiting import until
 
 COMMAND = [sys.executable, "-m", "dshealthd", "free-port"]
 
@@ -31,20 +31,11 @@ def _namespace() -> Iterator[None]:
         yield
 
 
-def settings(tmp_path: Path, ports: str, reserved: str = "") -> Host:
-    """Return a host with these ephemeral and reserved ports."""
-    directory = tmp_path / "sys/net/ipv4"
-    directory.mkdir(parents=True)
-    (directory / "ip_local_port_range").write_text(f"{ports}\n")
-    (directory / "ip_local_reserved_ports").write_text(f"{reserved}\n")
-    return Host(procfs=tmp_path)
-
-
 def test_ephemeral_ports_are_left_out_unless_reserved(tmp_path: Path) -> None:
     """A port that the kernel gives out is none, but for those that are reserved from it; the
     agent's own and NCCL RAS's are never given out.
     """
-    host = settings(tmp_path, "29510\t60999", "29515,29520-29521")
+    host = assigning(tmp_path, "29510\t60999", "29515,29520-29521")
     assert sorted(candidates(host, 29508, 29521)) == [29508, 29509, 29515, 29520, 29521]
     assert candidates(host, 10061, 10061 + 2) == [10063]
     assert candidates(host, 28028, 28029) == [28029]
@@ -76,14 +67,9 @@ def test_listening_and_waiting_ports_are_not_free() -> None:
 
 def waiting_port() -> int:
     """Return the port of the only socket in TIME_WAIT here, once the kernel has it there."""
-    command, end = ["ss", "-tanH", "state", "time-wait"], time.monotonic() + 60
-    while not (
-        lines := subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=60
-        ).stdout.splitlines()
-    ):
-        assert time.monotonic() < end
-    return int(lines[0].split()[2].rpartition(":")[2])
+    command = ["ss", "-tanH", "state", "time-wait"]
+    until(lambda: subprocess.check_output(command, text=True))
+    return int(subprocess.check_output(command, text=True).split()[2].rpartition(":")[2])
 
 
 @pytest.mark.usefixtures("_namespace")
@@ -93,14 +79,8 @@ def test_command_gets_the_port() -> None:
         "import os, socket; socket.socket().bind(('', int(os.environ['MASTER_PORT'])))\n"
         "print('bound')\n"
     )
-    done = subprocess.run(
-        [*COMMAND, "--", sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.stdout, done.returncode) == ("bound\n", 0), done.stderr
+    command = [*COMMAND, "--", sys.executable, "-c", script]
+    assert subprocess.check_output(command, text=True, timeout=60) == "bound\n"
 
 
 def test_bad_ranges_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -172,7 +172,8 @@ def test_mistake_is_of_who_made_it(installed: Path, capsys: pytest.CaptureFixtur
     """A flag's mistake is not the file's, even if the file has a right value for the key."""
     installed.write_text("[web]\nmax_connections = 5\n", encoding="utf-8")
     assert run("check-config", "--web.max-connections", "many") == 2
-    assert capsys.readouterr().err.startswith("command line: web.max_connections: ")
+    wrong = "command line: web.max_connections: must be an integer, not a string (many)\n"
+    assert capsys.readouterr().err == wrong
     installed.write_text("[web]\nmax_connections = 'many'\n", encoding="utf-8")
     assert run("check-config") == 2
     assert capsys.readouterr().err.startswith(f"{installed}: web.max_connections: ")

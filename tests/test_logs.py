@@ -57,7 +57,7 @@ def test_lines_that_are_not_read_are_told() -> None:
     writer.start()
     writer.flush(60.0)
     assert os.read(read_end, 1000).decode().splitlines() == [
-        *("0", 'level=warning msg="2 log lines dropped: not read in time"'),
+        *("0", 'level=warning msg="2 log lines dropped: not read in time"')
     ]
     os.close(read_end)
     writer.put("3")

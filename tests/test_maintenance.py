@@ -154,11 +154,7 @@ def test_sources_are_apart(tmp_path: Path) -> None:
 def test_a_hung_disk_is_a_fault(tmp_path: Path) -> None:
     """A state directory under quarantine is left alone, and nothing is said of the node."""
     hung = Fault(str(tmp_path), Reason.TIMEOUT, "does not answer")
-    context = Context(
-        host=Host(),
-        state=tmp_path,
-        entering={str(tmp_path): hung}.get,
-    )
+    context = Context(host=Host(), state=tmp_path, entering={str(tmp_path): hung}.get)
     seen = attempt(MaintenanceCollector(MaintenanceCollector.Options(), context))
     assert (seen.samples, seen.faults) == ((), (hung,))
 

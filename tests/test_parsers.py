@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,9 @@ DOCUMENTS = st.recursive(
     ),
     max_leaves=12,
 )
+ANSWERS = st.dictionaries(
+    st.text(max_size=8) | st.sampled_from(["findings", "verdict", "state"]), DOCUMENTS, max_size=4
+)
 
 
 def module(name: str) -> Any:
@@ -55,11 +58,16 @@ def module(name: str) -> Any:
     return importlib.import_module(f"dshealthd.{name}")
 
 
-def plain(name: str, function: str) -> Callable[[Any], object]:
-    """Return a call of a parser that takes the text alone."""
+def encoded(document: Any) -> bytes:
+    """Return a document as it is sent."""
+    return json.dumps(document).encode()
+
+
+def plain(name: str, function: str, more: Sequence[Any]) -> Callable[[Any], object]:
+    """Return a call of a parser that takes the text as it is, and perhaps `more`."""
 
     def call(text: Any) -> object:
-        found = getattr(module(name), function)(text)
+        found = getattr(module(name), function)(text, *more)
         return list(found) if hasattr(found, "__next__") else found
 
     return call
@@ -74,8 +82,8 @@ def _but_no_shape(parser: Callable[..., object], *arguments: Any) -> object:
 
 
 HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any]]] = {
-    (name, function): (plain(name, function), strategy)
-    for name, function, strategy in (
+    (name, function): (plain(name, function, more), strategy)
+    for name, function, strategy, *more in (
         ("collectors.disk", "parse_diskstats", LINES),
         ("collectors.job_activity", "parse_io", BYTES),
         ("collectors.job_activity", "parse_interfaces", BYTES),
@@ -123,16 +131,22 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("linux.infiniband", "parse_state", BYTES),
         ("linux.kmsg", "parse", BYTES),
         ("linux.mounts", "parse_mountinfo", LINES),
+        ("doctor.job.sources.deepspeed_config", "parse", LINES | DOCUMENTS.map(json.dumps)),
         ("doctor.options", "parse_accepted", LINES),
+        ("http.document", "parse", ANSWERS.map(encoded)),
+        ("http.document", "parse_history", DOCUMENTS.map(encoded)),
         ("linux.process", "parse_stat", BYTES),
-        ("collectors.maintenance", "parse", st.one_of(LINES, DOCUMENTS.map(json.dumps))),
+        ("collectors.maintenance", "parse", LINES | DOCUMENTS.map(json.dumps)),
         ("linux.process_limits", "parse_limits", BYTES),
         ("linux.process_limits", "parse_locked", BYTES),
+        ("linux.sock_diag", "parse", st.binary(max_size=200), 1),
         ("linux.tcp_tables", "parse_end", TEXT),
         ("linux.socket_owners", "parse_inode", TEXT),
         ("linux.tcp_sockets", "parse_sockstat", LINES),
         ("linux.tcp_tables", "parse_tcp", LINES),
+        ("probe.members.membership", "parse_hostfile", LINES, "file"),
         ("probe.members.membership", "parse_nodes", st.lists(TEXT)),
+        ("probe.members.topology", "parse", LINES, "file"),
         ("probe.peers.key_file", "parse_keys", BYTES),
         ("probe.peers.protocol", "parse_challenge", BYTES),
         ("training.message", "decode", BYTES),
@@ -148,10 +162,6 @@ HERE |= {
     ("doctor.report", "parse_node"): (
         lambda document: _but_no_shape(module("doctor.report").parse_node, document, "node-1"),
         DOCUMENTS,
-    ),
-    ("doctor.job.sources.deepspeed_config", "parse"): (
-        lambda text: module("doctor.job.sources.deepspeed_config").parse(text),
-        st.one_of(LINES, DOCUMENTS.map(json.dumps)),
     ),
     ("doctor.job.sources.launcher_command", "parse"): (
         lambda text: module("doctor.job.sources.launcher_command").parse(
@@ -175,30 +185,6 @@ HERE |= {
             ]
             for text in (json.dumps(document), json.dumps({"kind": "Pod", "spec": document}))
         ],
-        DOCUMENTS,
-    ),
-    ("linux.sock_diag", "parse"): (
-        lambda data: list(module("linux.sock_diag").parse(data, 1)),
-        st.binary(max_size=200),
-    ),
-    ("probe.members.topology", "parse"): (
-        lambda text: module("probe.members.topology").parse(text, "file"),
-        LINES,
-    ),
-    ("probe.members.membership", "parse_hostfile"): (
-        lambda text: module("probe.members.membership").parse_hostfile(text, "file"),
-        LINES,
-    ),
-    ("http.document", "parse"): (
-        lambda document: module("http.document").parse(json.dumps(document).encode()),
-        st.dictionaries(
-            st.one_of(st.text(max_size=8), st.sampled_from(["findings", "verdict", "state"])),
-            DOCUMENTS,
-            max_size=4,
-        ),
-    ),
-    ("http.document", "parse_history"): (
-        lambda document: module("http.document").parse_history(json.dumps(document).encode()),
         DOCUMENTS,
     ),
     ("slurm.controller", "parse_nodes"): (

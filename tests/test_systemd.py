@@ -15,7 +15,6 @@ import pytest
 from dshealthd.agent.systemd import ServiceManager, status_line
 from dshealthd.core.collector import Reason, Sample
 from dshealthd.core.result import CollectionResult, failed, not_available
-from dshealthd.core.text import first_of
 from tests.agents import launch, running
 from tests.snapshots import snapshot
 from tests.stopwatch import Stopwatch
@@ -34,10 +33,7 @@ class Listener:
         self._socket.bind(f"\0{address[1:]}" if address.startswith("@") else address)
 
     def wait(
-        self,
-        condition: Callable[[dict[str, str]], object],
-        seconds: float = 60.0,
-        looked: int = 0,
+        self, condition: Callable[[dict[str, str]], object], seconds: float = 60.0, looked: int = 0
     ) -> int:
         """Return the position of the first message for which the condition holds. The first
         `looked` ones do not count.
@@ -245,8 +241,6 @@ def test_status_line() -> None:
         "clock timeout: no answer; tcp permission_denied: /proc/net/tcp; starting: 4 of 6 "
         "collectors have a result; no GPUs: libnvidia-ml.so.1 is not there; http://node:10061/"
     )
-    assert first_of("one\ntwo\nthree") == "one (and 2 more)"
-    assert first_of("") == ""
 
 
 @pytest.mark.parametrize("count", [3, 4])

@@ -85,7 +85,7 @@ class Agent:
             lambda: self._judge.verdict,
             lambda: overview(self._series(), "", wall=time.time()),
             self._judge.hours,
-            self._collect,
+            lambda names: self._scheduler.collect(names),  # noqa: PLW0108 - it is made below
             time.monotonic,
             time.time,
         )
@@ -188,10 +188,6 @@ class Agent:
             if errors is not None:
                 errors.close()
         log.info("stopped")
-
-    def _collect(self, names: Iterable[str]) -> None:
-        """Have collectors look at once."""
-        self._scheduler.collect(names)
 
     def _children_errors(self) -> ErrorPipe | None:
         """Route the standard error of the agent's children into the log's queue."""
@@ -323,9 +319,7 @@ class Agent:
         return {
             **self._judge.verdict.document(),
             "jobs": left_out.section(
-                "jobs",
-                lambda: overview(self._series(), place, left_out, time.time()),
-                otherwise=[],
+                "jobs", lambda: overview(self._series(), place, left_out, time.time()), otherwise=[]
             ),
             "probe": left_out.section("probe", self._probes.status),
             "evidence": left_out.section("evidence", self._evidence.status),

@@ -54,8 +54,7 @@ class Probes:
     def membership(self) -> Membership:
         """The members as this agent knows them; LookupError while they are unknown."""
         if self._running is None:
-            message = "no probes are configured"
-            raise LookupError(message)
+            raise LookupError("no probes are configured")
         return self._running.membership
 
     @property
@@ -108,8 +107,7 @@ class Probes:
     async def fleet_document(self) -> bytes:
         """Return the fleet document with all members' states; LookupError if none are known."""
         if self._fleet is None:
-            message = "no probes are configured"
-            raise LookupError(message)
+            raise LookupError("no probes are configured")
         return await self._fleet.picture()
 
     async def close(self) -> None:

@@ -48,10 +48,7 @@ def declare(commands: Any, command: Command) -> None:
     own = tuple(action.dest for action in parser._actions[before:])  # noqa: SLF001
     add_flags(parser, listed=command.name == "run")
     parser.set_defaults(
-        command=command.function,
-        own=own,
-        exit_usage=command.exit_usage,
-        forgives=command.forgives,
+        command=command.function, own=own, exit_usage=command.exit_usage, forgives=command.forgives
     )
 
 
@@ -147,9 +144,7 @@ def targets(parser: ArgumentParser) -> None:
 def evidence(parser: ArgumentParser) -> None:
     """Declare the argument of `evidence` that selects the job."""
     parser.add_argument(
-        "--job",
-        metavar="JOB",
-        help="one job, by its label `training_job` (default: all jobs)",
+        "--job", metavar="JOB", help="one job, by its label `training_job` (default: all jobs)"
     )
     declare_access(parser)
 

@@ -92,11 +92,10 @@ def candidates(host: Host, first: int, last: int) -> list[int]:
     assigned = local_ports(host)
     found = [port for port in range(first, last + 1) if port not in SERVED and port not in assigned]
     if not found:
-        message = (
+        raise NoPort(
             f"all of {first}-{last} is inside the ephemeral range {assigned}: reserve it "
             f"({assigned.reserving(first, last)}) or choose another range with --range"
         )
-        raise NoPort(message)
     random.shuffle(found)
     return found
 
@@ -109,11 +108,10 @@ def hold(ports: Sequence[int]) -> Held:
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
-    message = (
+    raise NoPort(
         f"none of {len(ports)} ports from {min(ports)} to {max(ports)} is free: "
         f"`ss -tanp '( sport >= {min(ports)} and sport <= {max(ports)} )'` shows who uses them"
     )
-    raise NoPort(message)
 
 
 def parser() -> flags.FlagParser:

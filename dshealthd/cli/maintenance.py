@@ -88,8 +88,7 @@ def _show(directory: Path) -> None:
         except FileNotFoundError:
             continue
         except (ValueError, ArithmeticError) as error:
-            message = f"{place}: {error}"
-            raise MaintenanceError(message) from error
+            raise MaintenanceError(f"{place}: {error}") from error
         if found.end > now:
             shown += 1
             until = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(found.end))

@@ -16,16 +16,14 @@ import socket
 import sys
 import time
 import urllib.parse
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 from dshealthd.core import documents
 from dshealthd.core.text import plural, print_lines, printable
 from dshealthd.http.client import TIMEOUT
 from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange, verifying
 from dshealthd.symptoms.entry import RULESET
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 MAX_ANSWER = 32 << 20
 """Most bytes of an answer: Prometheus lists a series for each node, in some 500 bytes."""
@@ -81,16 +79,14 @@ def _check_prometheus(url: str) -> None:
         )
         raise Stopped(message)
     if watchdog["state"] != "firing":
-        message = (
+        raise Stopped(
             f"Prometheus {url}: DshealthdWatchdog is {watchdog['state']}, "
             f"rule evaluation is {watchdog['health']}: {watchdog.get('lastError', '')}"
         )
-        raise Stopped(message)
     _passed(f"Prometheus evaluates {plural(len(alerts), 'alert')}")
     targets = _get(url, "/api/v1/query?query=dshealthd_build_info", "Prometheus")["data"]["result"]
     if not targets:
-        message = f"Prometheus {url}: scrapes no dshealthd; see Status, Targets in its UI"
-        raise Stopped(message)
+        raise Stopped(f"Prometheus {url}: scrapes no dshealthd; see Status, Targets in its UI")
     _passed(f"Prometheus scrapes {plural(len(targets), 'agent')}")
     known = _get(url, "/api/v1/alertmanagers", "Prometheus")["data"]["activeAlertmanagers"]
     if not known:
@@ -135,8 +131,7 @@ def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait:
     query = urllib.parse.urlencode({"filter": f'test="{mark}"'})
     found = _until(lambda: _get(url, f"/api/v2/alerts?{query}", "Alertmanager"), end)
     if not found:
-        message = f"Alertmanager {url}: accepted the alert but does not list it; see its log"
-        raise Stopped(message)
+        raise Stopped(f"Alertmanager {url}: accepted the alert but does not list it; see its log")
     (alert,) = found
     status, receivers = alert["status"], [entry["name"] for entry in alert["receivers"]]
     if status["silencedBy"]:
@@ -144,11 +139,10 @@ def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait:
         message = f"silence {silences} covers this alert and perhaps others (amtool silence query)"
         raise Stopped(message)
     if status["inhibitedBy"]:
-        message = (
+        raise Stopped(
             f"inhibition by alert {', '.join(status['inhibitedBy'])}: this node has a fault "
             "that covers the test; fix it first"
         )
-        raise Stopped(message)
     _passed(f"routed to {', '.join(receivers)}")
     _check_texts(url, receivers)
 
@@ -163,17 +157,15 @@ def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait:
         time.sleep(PAUSE)
         failed = _failed(changed())
     if failed:
-        message = (
+        raise Stopped(
             f"receiver {', '.join(receivers)}: {', '.join(failed)} failed to deliver; "
             "Alertmanager's log says why"
         )
-        raise Stopped(message)
     if not after:
-        message = (
+        raise Stopped(
             f"receiver {', '.join(receivers)}: nothing was sent within {wait:g} s; it has no "
             "integration, or group_wait is longer (--wait)"
         )
-        raise Stopped(message)
     sent = ", ".join(integration for integration, _ in after)
     _passed(f"delivered by {sent}: check your phone")
 
@@ -194,8 +186,7 @@ def _check_texts(url: str, receivers: Collection[str]) -> None:
     try:
         config = yaml.safe_load(status["config"]["original"])
     except yaml.YAMLError as error:
-        message = f"Alertmanager {url}: its configuration is not YAML"
-        raise Stopped(message) from error
+        raise Stopped(f"Alertmanager {url}: its configuration is not YAML") from error
     files = ", ".join(config.get("templates") or ())
     for receiver in config["receivers"]:
         names = set(_templates(receiver)) if receiver["name"] in receivers else ()
@@ -203,11 +194,10 @@ def _check_texts(url: str, receivers: Collection[str]) -> None:
             continue
         named = f"receiver {receiver['name']} takes texts from {', '.join(sorted(names))}"
         if not files:
-            message = (
+            raise Stopped(
                 f"{named}, and Alertmanager's configuration has no `templates` that could define "
                 "them: its messages have no text; use the receivers of deploy/alertmanager"
             )
-            raise Stopped(message)
         print_lines(
             f"UNKNOWN  {printable(named)}. Alertmanager does not say whether {printable(files)} "
             "defines them: if the message has no title or text, the files were not found there"
@@ -259,8 +249,7 @@ def _get(url: str, path: str, who: str) -> Any:
     try:
         return json.loads(_request(url, path, who))
     except (ValueError, ArithmeticError, RecursionError) as error:
-        message = f"{who} {url}: the server at {path} is not {who}"
-        raise Stopped(message) from error
+        raise Stopped(f"{who} {url}: the server at {path} is not {who}") from error
 
 
 def _request(url: str, path: str, who: str, document: object = None) -> bytes:
@@ -268,11 +257,9 @@ def _request(url: str, path: str, who: str, document: object = None) -> bytes:
         parts = urllib.parse.urlsplit(url)
         port = parts.port
     except (ValueError, ArithmeticError) as error:
-        message = f"{who} {url}: not a URL: {error}"
-        raise Stopped(message) from error
+        raise Stopped(f"{who} {url}: not a URL: {error}") from error
     if parts.scheme not in _PORTS or not parts.hostname:
-        message = f"{who} {url}: not a URL; it must begin with http:// or https://"
-        raise Stopped(message)
+        raise Stopped(f"{who} {url}: not a URL; it must begin with http:// or https://")
     request = Request(
         host=parts.hostname,
         port=port or _PORTS[parts.scheme],
@@ -284,8 +271,6 @@ def _request(url: str, path: str, who: str, document: object = None) -> bytes:
     try:
         return exchange(request, TIMEOUT, MAX_ANSWER)
     except Rejected as error:
-        message = f"{who} {url}: {path} answers {error.status} {error.detail}"
-        raise Stopped(message) from error
+        raise Stopped(f"{who} {url}: {path} answers {error.status} {error.detail}") from error
     except Unreachable as error:
-        message = f"{who} {error}"
-        raise Stopped(message) from error
+        raise Stopped(f"{who} {error}") from error

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from dshealthd.config import registry
 from dshealthd.core.collector import CollectorOptions
@@ -28,9 +28,6 @@ from dshealthd.core.options import (
     unknown,
 )
 from dshealthd.core.sockets import listen_address
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 S = TypeVar("S", bound=Section)
 

@@ -151,11 +151,9 @@ def seconds(text: str) -> float:
         try:
             found = Duration.parse(text)
         except (ValueError, ArithmeticError) as error:
-            message = f'"{text}" is {error}'
-            raise argparse.ArgumentTypeError(message) from error
+            raise argparse.ArgumentTypeError(f'"{text}" is {error}') from error
     if not 0 < found < math.inf:
-        message = f'"{text}" is not a time to wait'
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f'"{text}" is not a time to wait')
     return found
 
 

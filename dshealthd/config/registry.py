@@ -59,11 +59,10 @@ def all_collectors() -> Mapping[str, type[Collector]]:
         found[module.name] = load(module.name)
         for metric in metrics(found[module.name]):
             if metric in owners:
-                message = (
+                raise ValueError(
                     f"metric {metric} is declared by the collectors {owners[metric]} and "
                     f"{module.name}"
                 )
-                raise ValueError(message)
             owners[metric] = module.name
     return found
 

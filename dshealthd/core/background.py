@@ -16,14 +16,12 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from dshealthd.core.child import StartError
 from dshealthd.core.timing import happens
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -56,8 +54,7 @@ def start(target: Callable[[], object], name: str) -> None:
         threading.Thread(target=target, name=name, daemon=True).start()
     except RuntimeError as error:  # CPython raises it for EAGAIN, whatever was short
         short = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        what = f"the thread for {name}"
-        raise StartError(what, short) from error
+        raise StartError(f"the thread for {name}", short) from error
 
 
 async def call(
@@ -109,6 +106,5 @@ async def call(
     if failures:
         raise failures[0]
     if not results:
-        message = f"{name}: the thread ended with an unexpected exception"
-        raise RuntimeError(message)
+        raise RuntimeError(f"{name}: the thread ended with an unexpected exception")
     return results[0]

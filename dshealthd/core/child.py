@@ -16,13 +16,10 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dshealthd.core.text import printable
 from dshealthd.core.timing import happens
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 PRIVATE = frozenset(
     {

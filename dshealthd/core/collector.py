@@ -24,17 +24,13 @@ import operator
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from dshealthd.core.host import Host, read
 from dshealthd.core.options import Duration, constant, option
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 T = TypeVar("T")
 series_of: Callable[[Sample], tuple[Metric, tuple[str, ...]]] = operator.itemgetter(0, 1)
@@ -232,8 +228,7 @@ class Metric:
     def __call__(self, value: float, *labels: str) -> Sample:
         """Return a sample of this metric; `labels` are in the order of `self.dimensions`."""
         if len(labels) != len(self.dimensions):
-            message = f"{self.name} takes the labels {self.dimensions}, not {labels}"
-            raise TypeError(message)
+            raise TypeError(f"{self.name} takes the labels {self.dimensions}, not {labels}")
         return sample_of((self, labels, +value))  # a bool would be `true` in a document
 
 
@@ -424,7 +419,6 @@ class Collector(ABC):
     """Whether it keeps a file with its name and `.json` below `Context.state`."""
 
     def __init_subclass__(cls) -> None:
-        """Name the collector after its module."""
         super().__init_subclass__()
         cls.name = cls.__module__.rpartition(".")[2]
 

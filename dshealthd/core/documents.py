@@ -7,10 +7,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -41,8 +39,7 @@ def _object(value: Any) -> Any:
         return value.document()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
-    message = f"Object of type {type(value).__name__} is not JSON serializable"
-    raise TypeError(message)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 class LeftOut:
@@ -51,7 +48,6 @@ class LeftOut:
     """
 
     def __init__(self) -> None:
-        """Start with nothing left out."""
         self._reasons: dict[str, str] = {}
 
     def document(self) -> list[dict[str, str]]:

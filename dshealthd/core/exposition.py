@@ -9,16 +9,12 @@ import functools
 import itertools
 import math
 import re
+from collections.abc import Callable, Iterable
 from importlib import resources
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from dshealthd.core.collector import Metric, MetricKind
+from dshealthd.core.collector import Metric, MetricKind, Sample
 from dshealthd.core.documents import cut
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dshealthd.core.collector import Sample
 
 MAX_LABEL_LENGTH = 128
 EXPONENT_FROM = 1e6
@@ -39,7 +35,6 @@ class Renderer:
     """
 
     def __init__(self) -> None:
-        """Start with an empty cache."""
         self._names: dict[tuple[Metric, tuple[str, ...]], str] = {}
 
     def render(self, samples: Iterable[Sample]) -> str:
@@ -135,7 +130,6 @@ class Matcher(NamedTuple):
         return bool(re.fullmatch(self.value, value)) is (self.operator == "=~")
 
     def __str__(self) -> str:
-        """Return the matcher as PromQL has it."""
         value = self.value.replace("\\", r"\\").replace('"', r"\"")
         return f'{self.label}{self.operator}"{value}"'
 
@@ -147,7 +141,6 @@ class Selector(NamedTuple):
     matchers: tuple[Matcher, ...] = ()
 
     def __str__(self) -> str:
-        """Return the selector as PromQL has it."""
         matchers = ",".join(map(str, self.matchers))
         return f"{self.family}{{{matchers}}}" if matchers else self.family
 
@@ -164,8 +157,7 @@ def parse_selectors(text: str) -> tuple[Selector, ...]:
         whole = _LINE.fullmatch(line)
         matchers = tuple(_MATCHER.finditer(whole[2] or "")) if whole else ()
         if whole is None or "".join(match[0] for match in matchers) != (whole[2] or ""):
-            message = f"{line!r} is not a selector"
-            raise ValueError(message)
+            raise ValueError(f"{line!r} is not a selector")
         found.append(
             Selector(
                 whole[1],

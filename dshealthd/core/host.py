@@ -7,14 +7,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dshealthd.core.options import option
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MAX_FILE = 1 << 20
 """Most bytes that are read of a small file, which those of the kernel are."""
@@ -125,8 +122,7 @@ def integer(path: str, text: str | bytes, base: int = 10) -> int:
     try:
         return int(text, base)
     except (ValueError, ArithmeticError) as error:
-        message = f"{path}: {text[:40]!r} is not a number"
-        raise ValueError(message) from error
+        raise ValueError(f"{path}: {text[:40]!r} is not a number") from error
 
 
 def signature(status: os.stat_result) -> Signature:

@@ -34,8 +34,7 @@ class Duration(float):
         """Return the duration in `text`, or raise ValueError."""
         match = _DURATION.fullmatch(text)
         if not text or match is None:
-            message = 'not a duration such as "250ms", "5s", "1m30s", "2h" or "30d"'
-            raise ValueError(message)
+            raise ValueError('not a duration such as "250ms", "5s", "1m30s", "2h" or "30d"')
         days, hours, minutes, seconds, milliseconds = (float(part or 0) for part in match.groups())
         hours += 24 * days
         return cls(hours * 3600 + minutes * 60 + seconds + milliseconds / 1000)
@@ -59,8 +58,7 @@ class Bytes(int):
         """
         match = _SIZE.fullmatch(text.strip())
         if match is None or (match[3] and not match[2]):
-            message = 'not a size such as "512MiB", "1GB" or 65536'
-            raise ValueError(message)
+            raise ValueError('not a size such as "512MiB", "1GB" or 65536')
         decimal = match[2] and not match[3] and text.strip()[-1:] in "Bb"
         return cls(int(match[1]) * (1000 if decimal else 1024) ** _POWERS[match[2].upper()])
 
@@ -219,13 +217,11 @@ def _convert(hint: Any, value: object) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
         if not isinstance(value, list):
-            message = f"must be an array, not {_toml_type(value)}"
-            raise ValueError(message)
+            raise ValueError(f"must be an array, not {_toml_type(value)}")
         return tuple(_convert(arguments[0], item) for item in value)
     if origin is Literal:
         if value not in arguments:
-            message = f"not one of {', '.join(_show(a) for a in arguments)}"
-            raise ValueError(message)
+            raise ValueError(f"not one of {', '.join(_show(a) for a in arguments)}")
         return value
     if origin in (types.UnionType, typing.Union):
         return _convert(next(a for a in arguments if a is not type(None)), value)
@@ -237,13 +233,11 @@ def _convert(hint: Any, value: object) -> Any:
         return Bytes(value)
     if hint is Path and isinstance(value, str):
         if not value or "\0" in value:
-            message = "not a path"
-            raise ValueError(message)
+            raise ValueError("not a path")
         return Path(value)
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):  # no value is beyond a limit that is not a number
-            message = "not a finite number"
-            raise ValueError(message)
+            raise ValueError("not a finite number")
         return float(value)
     if hint in (bool, int, float, str) and type(value) is hint:
         return value
@@ -253,13 +247,10 @@ def _convert(hint: Any, value: object) -> Any:
         Path: "a string with a path",
         bool: "true or false",
         int: "an integer",
+        float: "a number",
+        str: "a string",
     }
-    message = (
-        "must be "
-        f"{names.get(hint, {float: 'a number', str: 'a string'}.get(hint, str(hint)))}, not "
-        f"{_toml_type(value)}"
-    )
-    raise ValueError(message)
+    raise ValueError(f"must be {names[hint]}, not {_toml_type(value)}")
 
 
 def _bound(value: Any, metadata: typing.Mapping[str, Any]) -> None:
@@ -268,11 +259,9 @@ def _bound(value: Any, metadata: typing.Mapping[str, Any]) -> None:
     if isinstance(low, str):
         low = Duration.parse(low)
     if low is not None and value < low:
-        message = f"must be at least {low}, not {value}"
-        raise ValueError(message)
+        raise ValueError(f"must be at least {low}, not {value}")
     if high is not None and value > high:
-        message = f"must be at most {high}, not {value}"
-        raise ValueError(message)
+        raise ValueError(f"must be at most {high}, not {value}")
 
 
 def _show(value: object) -> str:
@@ -292,11 +281,8 @@ def _toml_type(value: object) -> str:
         list: "an array",
         dict: "a table",
     }
-    return (
-        f"{names.get(type(value), type(value).__name__)} ({_plain_text(value)})"
-        if not isinstance(value, dict | list)
-        else names[type(value)]
-    )
+    name = names.get(type(value), type(value).__name__)
+    return name if isinstance(value, dict | list) else f"{name} ({_plain_text(value)})"
 
 
 def encode(options: Any) -> dict[str, Any]:

@@ -39,7 +39,6 @@ class PersistentCounters:
         """Whether something changed since `rows` was called."""
 
     def __iter__(self) -> Iterator[tuple[Metric, tuple[str, ...], float]]:
-        """Iterate over metric, labels and value."""
         return ((metric, labels, value) for (metric, labels), value in self._values.items())
 
     def count(self, metric: Metric, *labels: str, by: int = 1) -> None:

@@ -6,17 +6,13 @@ import enum
 import errno
 import logging
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from dshealthd.core.collector import Fault, NotAvailable, Reason, Sample, SourceError
+from dshealthd.core.collector import Collector, Fault, NotAvailable, Reason, Sample, SourceError
 from dshealthd.core.host import read
 from dshealthd.core.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from dshealthd.core.collector import Collector
 
 log = logging.getLogger(__name__)
 

@@ -48,19 +48,16 @@ class Type(Protocol):
 
 def misfit(place: str, problem: str) -> NoReturn:
     """Raise SchemaError about the value at a place."""
-    message = f"{place} {problem}"
-    raise SchemaError(message)
+    raise SchemaError(f"{place} {problem}")
 
 
 class Plain:
     """A type whose values are the same in JSON."""
 
     def read(self, value: object, place: str) -> Any:
-        """Return a JSON value if it fits its schema, which each type decides."""
         raise NotImplementedError
 
     def write(self, value: Any, place: str) -> object:
-        """Return the JSON value if it fits its schema."""
         return self.read(value, place)
 
 
@@ -72,7 +69,6 @@ class Integer(Plain):
     maximum: int = MAX_EXACT
 
     def read(self, value: object, place: str) -> int:
-        """Return the number that the schema allows."""
         if type(value) is not int or not self.minimum <= value <= self.maximum:
             misfit(place, f"is not an integer from {self.minimum} to {self.maximum}")
         return value
@@ -86,7 +82,6 @@ class Number(Plain):
     maximum: float
 
     def read(self, value: object, place: str) -> float:
-        """Return the number that the schema allows."""
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
@@ -105,7 +100,6 @@ class Flag(Plain):
     """True or false."""
 
     def read(self, value: object, place: str) -> bool:
-        """Return the flag that the schema allows."""
         if type(value) is not bool:
             misfit(place, "is neither true nor false")
         return value
@@ -122,7 +116,6 @@ class Choice(Plain):
         return f"Choice{sorted(map(str, self.values))}"
 
     def read(self, value: object, place: str) -> enum.StrEnum:
-        """Return the member of the schema's enumeration."""
         for member in self.values:
             if member == value:
                 return member
@@ -131,18 +124,16 @@ class Choice(Plain):
 
 @dataclass(frozen=True, slots=True)
 class String(Plain):
-    """A text of a bounded length; a longer one is cut when it is written."""
+    """A text of a bounded length; one that is written is cut, without what UTF-8 cannot encode."""
 
     maximum: int = MANY
 
     def read(self, value: object, place: str) -> str:
-        """Return the text that the schema allows."""
         if not isinstance(value, str) or len(value) > self.maximum:
             misfit(place, f"is not a text of at most {self.maximum} characters")
         return value
 
     def write(self, value: Any, place: str) -> str:  # noqa: ARG002 - of every type
-        """Return the schema's text, cut, without what UTF-8 cannot encode."""
         return documents.cut(str(value), self.maximum)
 
 
@@ -153,11 +144,9 @@ class OrNull:
     kind: Type
 
     def read(self, value: object, place: str) -> Any:
-        """Return the value that the schema allows, None for null."""
         return None if value is None else self.kind.read(value, place)
 
     def write(self, value: Any, place: str) -> object:
-        """Return the JSON value of the schema's type, null for None."""
         if value is None or (
             isinstance(self.kind, Number) and not self.kind.minimum <= value <= self.kind.maximum
         ):
@@ -178,14 +167,12 @@ class Array:
     made: Callable[[Iterator[Any]], Any] = tuple
 
     def read(self, value: object, place: str) -> Any:
-        """Return the items that the schema allows."""
         return self.made(
             self.item.read(entry, f"{place}[{index}]")
             for index, entry in enumerate(self._entries(value, place))
         )
 
     def write(self, value: Any, place: str) -> list[object]:
-        """Return the JSON values of the schema's items."""
         return [
             self.item.write(entry, f"{place}[{index}]")
             for index, entry in enumerate(self._entries(value, place))
@@ -205,14 +192,12 @@ class Row:
     made: Callable[[list[Any]], Any] = tuple
 
     def read(self, value: object, place: str) -> Any:
-        """Return the items that the schema allows."""
         if not isinstance(value, list | tuple) or len(value) != len(self.items):
             misfit(place, f"is not a list of {len(self.items)} items")
         each = zip(self.items, value, strict=True)
         return self.made([kind.read(one, f"{place}[{at}]") for at, (kind, one) in enumerate(each)])
 
     def write(self, value: Any, place: str) -> list[object]:
-        """Return the JSON values of the schema's items."""
         each = zip(self.items, value, strict=True)
         return [kind.write(one, f"{place}[{at}]") for at, (kind, one) in enumerate(each)]
 
@@ -224,11 +209,9 @@ class Pairs:
     pair: Row
 
     def read(self, value: object, place: str) -> dict[Any, Any]:
-        """Return the mapping that the schema allows."""
         return dict(Array(self.pair).read(value, place))
 
     def write(self, value: Any, place: str) -> list[object]:
-        """Return the schema's list of keys and values."""
         return Array(self.pair).write([*value.items()], place)
 
 
@@ -244,14 +227,12 @@ class Record:
     rest: Type | None = None
 
     def read(self, value: object, place: str = "body") -> dict[str, Any]:
-        """Return the Python values by field of the schema's record."""
         return {
             name: kind.read(entry, f"{place}.{name}")
             for name, kind, entry in self._entries(value, place)
         }
 
     def write(self, value: Any, place: str = "body") -> dict[str, object]:
-        """Return the JSON values by field of the schema's record."""
         return {
             name: kind.write(entry, f"{place}.{name}")
             for name, kind, entry in self._entries(value, place)
@@ -273,18 +254,19 @@ class Record:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Form:
-    """A dataclass: an object with its fields, of which those that have defaults may be missing."""
+    """A dataclass: an object with its fields, of which those that have defaults may be missing.
+
+    What only `rest` allows is left out as it is read.
+    """
 
     made: type[Any] = field(repr=False)
     fields: Record
 
     def read(self, value: object, place: str = "body") -> Any:
-        """Return the object that the schema allows, without what only `rest` allows."""
         known = self.fields.read(value, place)
         return self.made(**{name: known[name] for name in known.keys() & self._kinds.keys()})
 
     def write(self, value: Any, place: str = "body") -> dict[str, object]:
-        """Return the JSON values of a dataclass' fields by their schema."""
         return {
             name: kind.write(getattr(value, name), f"{place}.{name}")
             for name, kind in self._kinds.items()
@@ -372,8 +354,7 @@ def document(body: bytes | str) -> Any:
     except SchemaError:
         raise
     except (ValueError, ArithmeticError, RecursionError) as error:
-        message = "body is not JSON"
-        raise SchemaError(message) from error
+        raise SchemaError("body is not JSON") from error
 
 
 def loads(body: bytes, schema: Record) -> dict[str, Any]:

@@ -6,16 +6,11 @@ import contextlib
 import os
 import platform
 import resource
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from dshealthd import __version__
-from dshealthd.core.collector import counter, gauge
+from dshealthd.core.collector import Sample, counter, gauge
 from dshealthd.core.host import read
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Sample
 
 BUILD = gauge(
     "dshealthd_build_info", "1; the labels give the running version.", "version", "pythonversion"

@@ -6,17 +6,12 @@ Nothing here touches hardware.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Reason, Sample, counter, gauge
+from dshealthd.core.collector import Fault, Reason, Sample, counter, gauge
 from dshealthd.core.exposition import Renderer, Tier, verdict_chooser
 from dshealthd.core.result import CollectionOutcome, CollectionResult, not_available
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from dshealthd.core.collector import Fault
 
 AVAILABLE = gauge(
     "dshealthd_collector_available",
@@ -130,7 +125,6 @@ class Snapshot:
         """What to call in the loop when a collector has a result, by its name."""
 
     def __iter__(self) -> Iterator[Latest]:
-        """Iterate over the collectors by name."""
         return iter(self._latest.values())
 
     def __getitem__(self, name: str) -> Latest:

@@ -31,18 +31,15 @@ def listen_address(text: str) -> tuple[str | None, int]:
     """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > MAX_PORT:
-        message = f'"{text}" is not "HOST:PORT" or ":PORT" with a port from 0 to {MAX_PORT}'
-        raise ValueError(message)
+        raise ValueError(f'"{text}" is not "HOST:PORT" or ":PORT" with a port from 0 to {MAX_PORT}')
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
         try:
             ipaddress.IPv6Address(host)
         except (ValueError, ArithmeticError) as error:
-            message = f'"{host}" is not an IPv6 address'
-            raise ValueError(message) from error
+            raise ValueError(f'"{host}" is not an IPv6 address') from error
     elif ":" in host:
-        message = f'"{text}": an IPv6 address is written in brackets'
-        raise ValueError(message)
+        raise ValueError(f'"{text}": an IPv6 address is written in brackets')
     return host or None, int(port)
 
 

@@ -124,8 +124,7 @@ def _in_child(operation: str, path: str, content: bytes = b"") -> bytes:
 
         # Unlike the FileNotFoundError of an interpreter or of /dev/null, it is not mistaken for a
         # state file that does not exist.
-        what = f"the process for {path}"
-        raise StartError(what, error) from error
+        raise StartError(f"the process for {path}", error) from error
     with child:
         printed, _ = child.communicate(content)
     if child.returncode:

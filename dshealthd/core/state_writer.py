@@ -79,8 +79,6 @@ class LatestWriter:
         self._write = write
         self._name = name
         self._lock = threading.Lock()
-        self._idle = threading.Event()
-        self._idle.set()
         self._next: bytes | None = None
         self._running = False
         self._began = 0.0
@@ -112,19 +110,13 @@ class LatestWriter:
             if self._running:
                 return
             self._running, self._began = True, time.monotonic()
-            self._idle.clear()
         try:
             background.start(self._run, f"state of {self._name}")
         except StartError as error:
             with self._lock:
                 self._running, self._next, self.error = False, None, error
                 self.failures += 1
-                self._idle.set()
             raise
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until all state of the file is written; False if it is not within `seconds`."""
-        return self._idle.wait(seconds)
 
     def _run(self) -> None:
         while True:
@@ -134,7 +126,6 @@ class LatestWriter:
                 # minutes would waste memory.
                 if content is None:
                     self._running = False
-                    self._idle.set()
                     return
             self._began = time.monotonic()
             try:

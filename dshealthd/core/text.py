@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
 
 from dshealthd.core import documents
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
 
 MOST_NAMED = 3
 """Most problems or ranks that a finding names."""

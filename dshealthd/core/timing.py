@@ -10,11 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
 
 MOMENT = 0.02
 """Seconds after a deadline for reading data that has already arrived."""

@@ -56,7 +56,6 @@ class Encoder:
     """
 
     def __init__(self) -> None:
-        """Start without a last result."""
         self._last: dict[str, list[tuple[Metric, tuple[str, ...]]]] = {}
 
     def pack(self, name: str, result: CollectionResult) -> bytes:

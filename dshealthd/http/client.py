@@ -69,8 +69,7 @@ def identify(connection: socket.socket, end: float) -> None:
         time.sleep(min(max(pause, _SHARE * (now - begun)), max(0.0, end - now)))
         pause = min(2 * pause, _LONGEST_PAUSE)
     if uid is None:
-        message = "no process of this machine has accepted the connection to the agent's port"
-        raise Impostor(message)
+        raise Impostor("no process of this machine has accepted the connection to the agent's port")
     if uid not in _trusted_users():
         message = f"the agent's port is answered by a process of uid {uid}, which is not trusted"
         raise Impostor(message)
@@ -108,8 +107,7 @@ class Access:
         """Return the request headers. Raise OSError if the password cannot be read."""
         if not self.user:
             if self.password_file is not None:
-                message = f"the password in {self.password_file} needs a user name"
-                raise ValueError(message)
+                raise ValueError(f"the password in {self.password_file} needs a user name")
             return {}
         password = "" if self.password_file is None else read_named(self.password_file).decode()
         credentials = f"{self.user}:{password.rstrip(chr(10))}".encode()
@@ -125,8 +123,7 @@ class Access:
         try:
             context = verifying(self.ca_file)
         except OSError as error:  # ssl.SSLError is one, and neither names the file
-            message = f"{self.ca_file} cannot be used: {error}"
-            raise OSError(message) from error
+            raise OSError(f"{self.ca_file} cannot be used: {error}") from error
         return self._identified(context)
 
     def unverified_context(self) -> ssl.SSLContext:
@@ -150,7 +147,7 @@ class Client:
     """Queries one agent."""
 
     def __init__(
-        self, request: Request, seconds: float | None = None, unauthorized: str = UNAUTHORIZED
+        self, request: Request, seconds: float = TIMEOUT, unauthorized: str = UNAUTHORIZED
     ) -> None:
         """Send requests like `request`, to other paths; each exchange takes at most `seconds`.
 
@@ -167,10 +164,9 @@ class Client:
 
     def get(self, path: str) -> bytes:
         """Return the body of the agent's answer. Raise Unreachable."""
-        seconds = TIMEOUT if self._seconds is None else self._seconds
         request = dataclasses.replace(self._request, path=path)
         try:
-            return exchange(request, seconds, MAX_DOCUMENT)
+            return exchange(request, self._seconds, MAX_DOCUMENT)
         except Rejected as error:
             if error.status == HTTPStatus.UNAUTHORIZED:
                 why = WRONG if "Authorization" in request.headers else self._unauthorized
@@ -191,8 +187,7 @@ class Client:
         try:
             return parse(self.get(path))
         except DocumentError as error:
-            message = f"{self.url} {error}"
-            raise Unreachable(message) from error
+            raise Unreachable(f"{self.url} {error}") from error
 
     def targets(self) -> list[str]:
         """Return the nodes that the agent probes, as `HOST:PORT`. Raise Unreachable."""
@@ -200,11 +195,10 @@ class Client:
             groups = json.loads(self.get("/api/v1/targets"))
             return [str(target) for group in groups for target in group["targets"]]
         except documents.MISSHAPEN as error:
-            message = f"{self.url}/api/v1/targets: not a list of targets"
-            raise Unreachable(message) from error
+            raise Unreachable(f"{self.url}/api/v1/targets: not a list of targets") from error
 
 
-def local(loaded: Config, access: Access, seconds: float | None = None) -> Client:
+def local(loaded: Config, access: Access, seconds: float = TIMEOUT) -> Client:
     """Return a client for this node's agent, at the configured address.
 
     Its calls raise Impostor, before anything is sent, if another user's process answers there.
@@ -220,8 +214,7 @@ def local(loaded: Config, access: Access, seconds: float | None = None) -> Clien
             tls = access.context()
         headers = access.headers()
     except (OSError, ValueError, ArithmeticError) as error:
-        message = f"the agent of this node cannot be queried: {error}"
-        raise Unreachable(message) from error
+        raise Unreachable(f"the agent of this node cannot be queried: {error}") from error
     return Client(
         Request(
             host=_reachable(host), port=port, path="/", headers=headers, tls=tls, verify=identify
@@ -243,8 +236,7 @@ def _serves_tls(loaded: Config) -> bool:
     except PermissionError:  # it has the hashes of passwords, and many are not everybody's to read
         return False
     except yaml.YAMLError as error:
-        message = f"web.config_file: {error}"
-        raise ValueError(message) from error
+        raise ValueError(f"web.config_file: {error}") from error
     return isinstance(settings, dict) and bool(settings.get("tls_server_config"))
 
 
@@ -287,12 +279,6 @@ def remote(loaded: Config, node: str, access: Access, unauthorized: str = UNAUTH
     if not parts.hostname or parts.path or parts.username is not None:
         raise ValueError(message)
     return Client(
-        Request(
-            host=parts.hostname,
-            port=own or port,
-            path="/",
-            headers=access.headers(),
-            tls=tls,
-        ),
+        Request(host=parts.hostname, port=own or port, path="/", headers=access.headers(), tls=tls),
         unauthorized=unauthorized,
     )

@@ -49,24 +49,6 @@ class Connection(asyncio.Protocol):
     and a crowd that connects and says nothing must not make the agent grow.
     """
 
-    __slots__ = (
-        "_client",
-        "_evicted",
-        "_gate",
-        "_header_timeout",
-        "_idle",
-        "_loop",
-        "_manager",
-        "_otherwise",
-        "_requests",
-        "_timer",
-        "_until",
-        "answered",
-        "opening",
-        "tls",
-        "transport",
-    )
-
     def __init__(
         self,
         manager: Server,
@@ -220,10 +202,7 @@ class Connection(asyncio.Protocol):
 class Requests(RequestHandler):
     """aiohttp's part of a connection: it reads the requests, and sends their answers."""
 
-    __slots__ = ("connection",)
-
     def __init__(self, manager: Server, connection: Connection) -> None:
-        """Read the requests of `connection`."""
         super().__init__(
             manager,
             loop=asyncio.get_running_loop(),
@@ -268,8 +247,7 @@ class Requests(RequestHandler):
             if exc is not None:
                 free_frames(exc)
         if request.writer.output_size > 0:
-            problem = "response headers already sent"
-            raise ConnectionError(problem)
+            raise ConnectionError("response headers already sent")
         response = plain_answer(HTTPStatus(status))
         response.force_close()
         return response

@@ -9,15 +9,11 @@ import os
 import resource
 import time
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections.abc import Iterator
+from typing import ClassVar, Protocol
 
-from dshealthd.core.collector import counter, gauge
+from dshealthd.core.collector import Sample, counter, gauge
 from dshealthd.core.timing import holds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Sample
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.core.documents import MAX_REASON
 from dshealthd.core.schema import (
@@ -36,9 +37,6 @@ from dshealthd.core.text import printable
 from dshealthd.findings.coverage import HEARTBEAT, WORDS
 from dshealthd.findings.entry import Entry
 from dshealthd.findings.finding import ORDER, SCHEMA, Finding, State
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MAX_DOCUMENT = 8 << 20
 """Most bytes of an agent's answer, for every command; a node with many ranks sends about 2 MiB."""
@@ -64,7 +62,6 @@ class Shallow(Plain):
     depth: int = _MAX_DEPTH
 
     def read(self, value: object, place: str) -> Any:
-        """Return a field that a later release may have added, unless it is nested too deeply."""
         level, depth = [value], 0
         while level:
             if depth > self.depth:
@@ -84,7 +81,6 @@ class SampleList(Plain):
     """All samples by metric: thousands, so that they are checked in one loop and not copied."""
 
     def read(self, value: object, place: str) -> Any:
-        """Return the metrics of a status document as they are, once all are checked."""
         if not isinstance(value, dict):
             misfit(place, "is not an object")
         for name, family in value.items():
@@ -241,20 +237,17 @@ def parse_history(body: bytes) -> dict[str, Any]:
 
 def _read(body: bytes, schema: Record, kind: str) -> dict[str, Any]:
     if len(body) > MAX_DOCUMENT or body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
-        message = f"sent a {kind} that is too large"
-        raise DocumentError(message)
+        raise DocumentError(f"sent a {kind} that is too large")
     try:
         found = json.loads(body.decode(), parse_constant=_constant)
     except (ValueError, ArithmeticError, RecursionError) as error:
-        message = f"sent invalid JSON: {error}"
-        raise DocumentError(message) from error
+        raise DocumentError(f"sent invalid JSON: {error}") from error
     if (
         isinstance(found, dict)
         and type(version := found.get("schema")) is int
         and version != SCHEMA
     ):
-        message = f"answers in schema version {version}, this command needs {SCHEMA}"
-        raise DocumentError(message)
+        raise DocumentError(f"answers in schema version {version}, this command needs {SCHEMA}")
     try:
         return schema.read(found, "document")
     except SchemaError as error:
@@ -263,5 +256,4 @@ def _read(body: bytes, schema: Record, kind: str) -> dict[str, Any]:
 
 
 def _constant(name: str) -> float:
-    message = f"{name} is not a number"
-    raise SchemaError(message)
+    raise SchemaError(f"{name} is not a number")

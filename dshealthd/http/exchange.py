@@ -97,12 +97,10 @@ def exchange(request: Request, seconds: float, largest: int) -> bytes:
             request.verify(connection, end)
             return _answer(request, connection, end, largest)
     except TimeoutError as error:
-        message = f"{request.url} does not answer within {seconds:g} s"
-        raise Unreachable(message) from error
+        raise Unreachable(f"{request.url} does not answer within {seconds:g} s") from error
     # ValueError: bad names
     except (OSError, http.client.HTTPException, ValueError, ArithmeticError) as error:
-        message = f"{request.url} does not answer: {_reason(error, request)}"
-        raise Unreachable(message) from error
+        raise Unreachable(f"{request.url} does not answer: {_reason(error, request)}") from error
 
 
 def _reason(error: Exception, request: Request) -> str:
@@ -133,11 +131,9 @@ def _answer(request: Request, connection: socket.socket, end: float, largest: in
             raise Rejected(message, answer.status, _beginning(answer))
         body = answer.read(largest + 1)
         if len(body) > largest:
-            message = f"{request.url}{request.path}: more than {largest >> 20} MiB"
-            raise Unreachable(message)
+            raise Unreachable(f"{request.url}{request.path}: more than {largest >> 20} MiB")
         if answer.length:
-            message = f"the answer ended {answer.length} bytes early"
-            raise http.client.HTTPException(message)
+            raise http.client.HTTPException(f"the answer ended {answer.length} bytes early")
         return body
 
 

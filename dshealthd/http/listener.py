@@ -142,11 +142,8 @@ class Listener:
             )
         for family, address in await _places(host, port):
             try:
-                self._sockets.append(
-                    _listen(
-                        family, (address[0], self.port if self._sockets else port, *address[2:])
-                    )
-                )
+                place = address[0], self.port if self._sockets else port, *address[2:]
+                self._sockets.append(_listen(family, place))
             except OSError:
                 for listening in self._sockets:
                     listening.close()
@@ -166,11 +163,9 @@ class Listener:
             asyncio.get_running_loop().remove_reader(listening)
             listening.close()
         self._sockets.clear()
-        await asyncio.sleep(
-            0
-            # A task must have begun before it is cancelled: it owns a connection that was accepted
-            # in this same turn.
-        )
+        # A task must have begun before it is cancelled: it owns a connection that was accepted in
+        # this same turn.
+        await asyncio.sleep(0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -10,18 +10,13 @@ import contextlib
 import enum
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from dshealthd.core.host import lines_of, read, read_bytes
+from dshealthd.core.host import Host, lines_of, read, read_bytes
 from dshealthd.linux.process import TICKS, parse_stat
 from dshealthd.linux.starvation import parse_run_queue
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.host import Host
 
 T = TypeVar("T")
 
@@ -227,8 +222,7 @@ def thread_of(host: Host, pid: int, told: int) -> int:
         for line in read_bytes(f"{place}/status").split(b"\n"):
             if line.startswith(b"NSpid:"):
                 return int(line.split()[-1]), int(os.path.basename(place))
-        message = f"{place}/status has no NSpid"
-        raise ValueError(message)
+        raise ValueError(f"{place}/status has no NSpid")
 
     if not told:
         return pid

@@ -12,10 +12,8 @@ import ctypes
 import errno
 import os
 import struct
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
+from typing import NamedTuple
 
 PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2
 _X86 = os.uname().machine == "x86_64"
@@ -47,8 +45,7 @@ def parse_user(status: bytes) -> User:
         uids, gids = (set(map(int, lines[name].split())) for name in (b"Uid", b"Gid"))
         groups = tuple(map(int, lines[b"Groups"].split()))
     except (KeyError, ValueError, ArithmeticError) as error:
-        message = "no user in the process status"
-        raise ValueError(message) from error
+        raise ValueError("no user in the process status") from error
     if len(uids) != 1 or len(gids) != 1:
         raise PermissionError(errno.EPERM, "the process has the rights of more than one user")
     return User(uids.pop(), gids.pop(), groups)
@@ -58,8 +55,7 @@ def parse_real_user(status: bytes) -> int:
     """Return the real user from `/proc/<pid>/status`; ValueError if it is missing."""
     fields = status.partition(b"\nUid:")[2].split(None, 1)
     if not fields:
-        message = "no user in the process status"
-        raise ValueError(message)
+        raise ValueError("no user in the process status")
     return int(fields[0])
 
 

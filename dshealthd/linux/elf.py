@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 CHUNK = 1 << 20
 SECTION_LIMIT = 64 << 20

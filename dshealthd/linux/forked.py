@@ -19,16 +19,13 @@ import struct
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from dshealthd.core import documents
 from dshealthd.core.child import KILL_DEADLINE, how_ended
 from dshealthd.linux import privileges
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Emit = Callable[[str, bytes], None]
 """Appends bytes to a file."""
@@ -257,10 +254,8 @@ def remains(group: int) -> bool:
     """Return whether a process of a group is left."""
     try:
         os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:  # another user's may not be signalled, and is there
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

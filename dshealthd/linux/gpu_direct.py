@@ -5,14 +5,9 @@ adapters.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from dshealthd.core.host import lines_of, read, read_existing
+from dshealthd.core.host import Host, lines_of, read, read_existing
 from dshealthd.linux.infiniband import adapters, of_nvidia
 from dshealthd.linux.pci import bus
-
-if TYPE_CHECKING:
-    from dshealthd.core.host import Host
 
 PEER_MEMORY = frozenset({"nvidia_peermem", "nv_peer_mem"})
 FIRST_KERNEL = (5, 12)

@@ -7,14 +7,10 @@ hang. https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/config.html
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
-from dshealthd.core.host import lines_of, read_existing
+from dshealthd.core.host import Host, lines_of, read_existing
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.tcp_tables import parse_tcp
-
-if TYPE_CHECKING:
-    from dshealthd.core.host import Host
 
 CONFIG = "/etc/nvidia-imex/config.cfg"
 NODES = "/etc/nvidia-imex/nodes_config.cfg"

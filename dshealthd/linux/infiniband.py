@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from dshealthd.core.host import integer, read_existing
+from dshealthd.core.host import Host, integer, read_existing
 from dshealthd.linux.pci import ADAPTERS, VIRTUAL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.host import Host
 
 _PAGE = 4096
 _UNKNOWN = (1 << 64) - 1
@@ -42,8 +36,7 @@ def parse_rate(text: bytes) -> float:
     """Return a port's bytes per second from `400 Gb/sec (4X NDR)`; ValueError if malformed."""
     value, unit, *_ = text.split(maxsplit=2) or (b"", b"")
     if unit != b"Gb/sec":
-        message = f"{text[:40]!r} is not a rate in Gb/sec"
-        raise ValueError(message)
+        raise ValueError(f"{text[:40]!r} is not a rate in Gb/sec")
     return float(value) * 1e9 / 8
 
 

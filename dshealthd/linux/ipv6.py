@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import itertools
 import os
-from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read
+from dshealthd.core.host import Host, read
+from dshealthd.linux.process import open_files
 from dshealthd.linux.socket_owners import parse_inode
 from dshealthd.linux.tcp_tables import parse_end, parse_tcp
-
-if TYPE_CHECKING:
-    from dshealthd.core.host import Host
 
 MAX_DESCRIPTORS = 65536
 """Most descriptors of one process that are checked."""
@@ -45,9 +40,7 @@ def may_use_ipv6(host: Host, pid: int) -> bool:
         raise OSError(errno.EINVAL, str(error)) from error
     if not bound:
         return False
-    with os.scandir(host.proc(f"{pid}/fd")) as entries:
-        for number, entry in enumerate(itertools.islice(entries, MAX_DESCRIPTORS + 1)):
-            with contextlib.suppress(FileNotFoundError):  # closed since
-                if number == MAX_DESCRIPTORS or parse_inode(os.readlink(entry.path)) in bound:
-                    return True
-    return False
+    return any(
+        number == MAX_DESCRIPTORS or parse_inode(link) in bound
+        for number, link in enumerate(open_files(host, pid))
+    )

@@ -15,17 +15,12 @@ import itertools
 import logging
 import os
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from dshealthd.core.collector import NotAvailable, Reason, SourceError
-from dshealthd.core.host import read
+from dshealthd.core.host import Host, read
 from dshealthd.core.text import plural
 from dshealthd.linux.kmsg import CLOCK_EVERY, KernelLogReader, KernelLogRecord, LogReader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dshealthd.core.host import Host
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +84,7 @@ class _File:
         self._first: int = first
         if signature != _SIGNATURE or flags & ~_UNDERSTOOD:
             self.close()
-            message = f"{place}: not a journal, or one of a newer systemd (flags {flags:#x})"
-            raise _Damaged(message)
+            raise _Damaged(f"{place}: not a journal, or one of a newer systemd (flags {flags:#x})")
         compact = bool(flags & _COMPACT)
         self._payload = 72 if compact else 64
         self._item = struct.Struct("<I" if compact else "<Q")
@@ -105,7 +99,6 @@ class _File:
         return self._first
 
     def close(self) -> None:
-        """Close the journal file."""
         os.close(self._descriptor)
 
     def records(self) -> Iterator[KernelLogRecord | None]:
@@ -118,8 +111,7 @@ class _File:
             for place in self._entries():
                 yield self._whole_record(place)
         except struct.error as error:
-            message = f"{self.place}: {error}"
-            raise _Damaged(message) from error
+            raise _Damaged(f"{self.place}: {error}") from error
 
     def _whole_record(self, place: int) -> KernelLogRecord | None:
         """Return the kernel log record of an entry; None if damaged, as `damaged` then tells."""
@@ -132,12 +124,10 @@ class _File:
 
     def _read(self, place: int, size: int) -> bytes:
         if size < 0 or place + size >= _END:
-            message = f"{self.place}: no {size} bytes at {place}"
-            raise _Damaged(message)
+            raise _Damaged(f"{self.place}: no {size} bytes at {place}")
         content = os.pread(self._descriptor, size, place)
         if len(content) < size:
-            message = f"{self.place} ends before byte {place + size}"
-            raise _Damaged(message)
+            raise _Damaged(f"{self.place} ends before byte {place + size}")
         return content
 
     def _following(self, place: int, link: int) -> int:
@@ -156,8 +146,7 @@ class _File:
         """Return flags and size of the object of a kind at a place."""
         found, flags, size = _OBJECT.unpack(self._read(place, _OBJECT.size))
         if found != kind or not _OBJECT.size <= size <= _LARGEST:
-            message = f"{self.place}: no object of type {kind} at {place}"
-            raise _Damaged(message)
+            raise _Damaged(f"{self.place}: no object of type {kind} at {place}")
         return flags, size
 
     def _number(self, place: int) -> int:
@@ -178,8 +167,7 @@ class _File:
 
     def _step(self, steps: Iterator[int]) -> None:
         if next(steps) >= _CHAIN:
-            message = f"{self.place}: more than {_CHAIN} fields and transports"
-            raise _Damaged(message)
+            raise _Damaged(f"{self.place}: more than {_CHAIN} fields and transports")
 
     def _value(self, place: int, steps: Iterator[int]) -> int:
         """Return where `_TRANSPORT=kernel` is in the chain of values that begins at a place."""
@@ -205,8 +193,7 @@ class _File:
             _, size = self._object(self._array, _ARRAY)
             room = (size - 24) // self._item.size
             if room < 1:
-                message = f"{self.place}: an array of entries without any at {self._array}"
-                raise _Damaged(message)
+                raise _Damaged(f"{self.place}: an array of entries without any at {self._array}")
             if not self._index and self._taken + room <= count and self._is_old(room):
                 self._index = room
                 self._taken += room
@@ -386,8 +373,7 @@ class JournalReader(LogReader):
         any_files = (place for place in places if os.path.isdir(place))
         found = next(itertools.chain(written, any_files), None)
         if found is None:
-            message = f"there is no journal in {' or '.join(places)}"
-            raise NotAvailable(message)
+            raise NotAvailable(f"there is no journal in {' or '.join(places)}")
         return found
 
 

@@ -339,8 +339,7 @@ class KernelEvent(NamedTuple):
 def event_expressions(name: str) -> list[str]:
     """Return the expressions of an event; a group `pci` is its device. ValueError: none such."""
     if name not in EVENTS:
-        message = f"{name} is not an event of the kernel log"
-        raise ValueError(message)
+        raise ValueError(f"{name} is not an event of the kernel log")
     return [pattern for event, pattern in _TABLE if event == name]
 
 
@@ -367,7 +366,6 @@ class EventParser:
     """
 
     def __init__(self) -> None:
-        """Begin outside a record."""
         self._record = self._severity = self._section = ""
 
     def event(self, message: str) -> KernelEvent | None:

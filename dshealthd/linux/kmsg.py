@@ -10,13 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from dshealthd.core.collector import SourceError
 from dshealthd.core.result import os_reason
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 KERNEL = 0
 """Facility of the kernel itself."""
@@ -52,12 +50,10 @@ def parse(raw: bytes) -> KernelLogRecord:
     head, semicolon, body = raw.partition(b";")
     fields = head.split(b",")
     if not semicolon or len(fields) < _FIELDS:
-        message = f"not a kernel log record: {raw[:60]!r}"
-        raise ValueError(message)
+        raise ValueError(f"not a kernel log record: {raw[:60]!r}")
     priority, sequence, microseconds = (int(field) for field in fields[:3])
     if not 0 <= min(priority, sequence, microseconds) <= max(sequence, microseconds) < _END:
-        message = f"not the numbers of a kernel log record: {raw[:60]!r}"
-        raise ValueError(message)
+        raise ValueError(f"not the numbers of a kernel log record: {raw[:60]!r}")
     text = body.partition(b"\n")[0].decode("ascii", "replace")
     return KernelLogRecord(priority >> 3, sequence, microseconds / 1e6, fields[3] == b"-", text)
 

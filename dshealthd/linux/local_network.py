@@ -10,12 +10,8 @@ import re
 import socket
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from dshealthd.core.host import lines_of, read
-
-if TYPE_CHECKING:
-    from dshealthd.core.host import Host
+from dshealthd.core.host import Host, lines_of, read
 
 RANGE, RESERVED = "net/ipv4/ip_local_port_range", "net/ipv4/ip_local_reserved_ports"
 """The settings below `/proc/sys`."""
@@ -62,8 +58,7 @@ def parse_range(text: str) -> range:
     """Return the ports of `ip_local_port_range`. ValueError if malformed."""
     first, last = map(int, text.split())
     if first > last:
-        message = f"not a range of ports: {text.strip()!r}"
-        raise ValueError(message)
+        raise ValueError(f"not a range of ports: {text.strip()!r}")
     return range(first, last + 1)
 
 

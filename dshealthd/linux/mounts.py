@@ -5,12 +5,10 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from dshealthd.core.host import lines_of, read
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 _FUSE = re.compile(
@@ -43,8 +41,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
         before, after = place.split(" "), rest.split(" ")
         # the fields of the format
         if not separator or len(before) < 6 or len(after) < 3:  # noqa: PLR2004
-            message = f"not a mount: {line[:80]!r}"
-            raise ValueError(message)
+            raise ValueError(f"not a mount: {line[:80]!r}")
         point = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), before[4])
         read_only = "ro" in before[5].split(",") or "ro" in after[2].split(",")
         mounts.append(Mount(point, after[0], read_only))

@@ -7,16 +7,11 @@ of GB200 NVL72), there are none. docs.nvidia.com/datacenter/tesla/fabric-manager
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-from dshealthd.core.host import read_bytes
+from dshealthd.core.host import Host, read_bytes
 from dshealthd.linux.infiniband import of_nvidia
 from dshealthd.linux.pci import bus
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dshealthd.core.host import Host
 
 FABRIC_MANAGER = "nv-fabricmanager"
 SUBNET_MANAGER = "nvlsm"

@@ -128,11 +128,8 @@ def slot_lanes(host: Host, address: str) -> int | None:
     port = os.path.dirname(os.path.realpath(host.sys(f"bus/pci/devices/{address}")))
     try:
         return int(read(f"{port}/max_link_width"))
-    except (
-        OSError,
-        ValueError,
-        ArithmeticError,
-    ):  # above it is no port of PCI Express, or the GPU is gone
+    # Above it is no port of PCI Express, or the GPU is gone.
+    except (OSError, ValueError, ArithmeticError):
         return None
 
 

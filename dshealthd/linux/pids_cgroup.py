@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from dshealthd.core.host import integer, lines_of, read
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.host import Host
-
+from dshealthd.core.host import Host, integer, lines_of, read
 
 _MAX_DEPTH = 64
 """Most nested cgroups that are read; systemd and Kubernetes create up to ten."""

@@ -8,15 +8,11 @@ import fcntl
 import itertools
 import os
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from dshealthd.core.host import read, read_bytes, read_existing
+from dshealthd.core.host import Host, read, read_bytes, read_existing
 from dshealthd.core.result import read_parsed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.host import Host
 
 TICKS = os.sysconf("SC_CLK_TCK")
 """Clock ticks per second, the unit of the times below."""
@@ -90,8 +86,7 @@ def parse_stat(data: bytes) -> Stat:
             terminal=int(fields[4]),
         )
     except (IndexError, ValueError, ArithmeticError) as error:
-        message = f"not a process status: {data[:80]!r}"
-        raise ValueError(message) from error
+        raise ValueError(f"not a process status: {data[:80]!r}") from error
 
 
 def exit_status(descriptor: int) -> int | None:
@@ -147,14 +142,14 @@ def sleeping(host: Host, kernel_threads: set[str]) -> set[Sleep] | None:
 
 
 def open_files(host: Host, pid: int) -> Iterator[str]:
-    """Yield the target of each open descriptor of a process; only links are read.
+    """Yield the target of each open descriptor of a process, one by one; only links are read.
 
     PermissionError; FileNotFoundError or ProcessLookupError if it has ended.
     """
-    place = host.proc(f"{pid}/fd")
-    for slot in os.listdir(place):
-        with contextlib.suppress(FileNotFoundError):  # closed in the meantime
-            yield os.readlink(f"{place}/{slot}")
+    with os.scandir(host.proc(f"{pid}/fd")) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # closed in the meantime
+                yield os.readlink(entry.path)
 
 
 def read_memory(place: str, address: int, size: int) -> bytes:

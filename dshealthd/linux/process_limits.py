@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 import os
 import resource
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from dshealthd.core.host import read_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dshealthd.core.host import Host
+from dshealthd.core.host import Host, read_bytes
 
 
 class ProcessLimits(NamedTuple):
@@ -43,8 +39,7 @@ def parse_limits(data: bytes) -> ProcessLimits:
 def _limit(data: bytes, name: bytes) -> float:
     soft = data.partition(name)[2].split(None, 1)[:1]
     if not soft:
-        message = f"no line{name.decode()}in the limits"
-        raise ValueError(message)
+        raise ValueError(f"no line{name.decode()}in the limits")
     return math.inf if soft[0] == b"unlimited" else int(soft[0])
 
 

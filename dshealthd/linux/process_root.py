@@ -17,6 +17,7 @@ import itertools
 import os
 import stat
 import struct
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 from dshealthd.linux.credentials import User, assumed, is_secure, parse_user
@@ -57,14 +58,14 @@ class Root:
         descriptor: int,
         owner: User,
         directory: str | None,
-        served: Mapping[int, int] | None = None,
+        served: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         """Take ownership of a root's descriptor, and read below it as `owner`.
 
         `served` are the mounts that users serve: their users by the mounts' IDs.
         """
         self._root = descriptor
-        self._served = served or {}
+        self._served = served
         self.owner = owner
         self._directory = directory
 
@@ -212,8 +213,7 @@ class Root:
             check(descriptor, path, is_kind, kind)
             uid = os.fstat(descriptor).st_uid
             if owned and uid != self.owner.uid:
-                why = f"belongs to user {uid}, and the process to {self.owner.uid}"
-                raise Irregular(path, why)
+                raise Irregular(path, f"belongs to user {uid}, and the process to {self.owner.uid}")
             return reopen(descriptor, path, flags)
 
     @contextlib.contextmanager

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from dshealthd.core.host import lines_of, read_existing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.host import Host
+from dshealthd.core.host import Host, lines_of, read_existing
 
 _FILES = (
     "etc/nftables.conf",  # Debian

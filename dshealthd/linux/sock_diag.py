@@ -17,10 +17,8 @@ import os
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import NamedTuple
 
 TIME_WAIT_TIMER = 3
 """Timer of the small sockets in place of a closed one: TIME_WAIT, and most of FIN_WAIT2."""
@@ -98,7 +96,6 @@ class SocketEnd(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        """Return `ADDRESS:PORT`, with brackets around an address of IPv6."""
         if len(self.address) == 4:  # noqa: PLR2004 - bytes
             return f"{socket.inet_ntop(socket.AF_INET, self.address)}:{self.port}"
         return f"[{socket.inet_ntop(socket.AF_INET6, self.address)}]:{self.port}"
@@ -190,8 +187,7 @@ def lookup(own: SocketEnd, other: SocketEnd) -> TcpSocket | None:
         diag.sendto(header + body, (0, 0))
         sockets, _ = parse(_datagram(diag), sequence)
     if not sockets:
-        message = "no socket"
-        raise MalformedReply(message)
+        raise MalformedReply("no socket")
     found = sockets[0]
     return found if (found.port, found.peer_port) == (own.port, other.port) else None  # a listener
 
@@ -206,23 +202,18 @@ def parse(buffer: bytes, sequence: int, *, moved: bool = False) -> tuple[list[Tc
     position, end = 0, len(buffer)
     while position < end:
         if end - position < _HEADER.size:
-            message = f"{end - position} bytes after the last message"
-            raise MalformedReply(message)
+            raise MalformedReply(f"{end - position} bytes after the last message")
         length, kind, flags, answered, _ = header = _HEADER.unpack_from(buffer, position)
         if length < _HEADER.size or length > end - position:
-            message = f"a message of {length} bytes, where {end - position} are left"
-            raise MalformedReply(message)
+            raise MalformedReply(f"a message of {length} bytes, where {end - position} are left")
         if answered != sequence:
-            message = f"a reply to request {answered} instead of {sequence}"
-            raise MalformedReply(message)
+            raise MalformedReply(f"a reply to request {answered} instead of {sequence}")
         if flags & _DUMP_INTERRUPTED:
-            message = "the socket table changed during the dump"
-            raise Interrupted(message)
+            raise Interrupted("the socket table changed during the dump")
         if kind == _TCPDIAG_GETSOCK:
             more = length - _HEADER.size - _ONE.size  # attributes
             if more < 0:
-                message = f"a socket of {length} bytes"
-                raise MalformedReply(message)
+                raise MalformedReply(f"a socket of {length} bytes")
             if position == 0 and not moved and _uniform(buffer, length, _HEADER.pack(*header)):
                 layout = f"={_HEADER.size}x {_SOCKET} {more}x"
                 return [*map(_socket, struct.iter_unpack(layout, buffer))], False
@@ -234,14 +225,11 @@ def parse(buffer: bytes, sequence: int, *, moved: bool = False) -> tuple[list[Tc
             return sockets, True
         elif kind == _ERROR:
             _refusal(buffer, position, length)
-            message = "an unexpected acknowledgment"
-            raise MalformedReply(message)
+            raise MalformedReply("an unexpected acknowledgment")
         elif kind == _OVERRUN:
-            message = "replies were lost"
-            raise Interrupted(message)
+            raise Interrupted("replies were lost")
         elif kind != _NOOP:
-            message = f"a message of type {kind}"
-            raise MalformedReply(message)
+            raise MalformedReply(f"a message of type {kind}")
         position += (length + 3) & ~3
     return sockets, False
 
@@ -261,8 +249,7 @@ def _uniform(buffer: bytes, length: int, header: bytes) -> bool:
 def _refusal(buffer: bytes, position: int, length: int) -> None:
     """Raise the OSError in a netlink error or the end of a dump; return if there is none."""
     if length < _HEADER.size + _INT.size:
-        message = f"a result of {length} bytes"
-        raise MalformedReply(message)
+        raise MalformedReply(f"a result of {length} bytes")
     (code,) = _INT.unpack_from(buffer, position + _HEADER.size)
     if code < 0:
         number = -code
@@ -333,15 +320,12 @@ def _datagram(diag: socket.socket) -> bytes:
         try:
             data, _, flags, (sender, _) = diag.recvmsg(_BUFFER)
         except BlockingIOError as error:
-            message = "no answer to the dump of TCP sockets"
-            raise TimeoutError(errno.ETIMEDOUT, message) from error
+            raise TimeoutError(errno.ETIMEDOUT, "no answer to the dump of TCP sockets") from error
         except OSError as error:
             if error.errno == errno.ENOBUFS:
-                message = "replies were lost"
-                raise Interrupted(message) from error
+                raise Interrupted("replies were lost") from error
             raise
         if flags & socket.MSG_TRUNC or not data:
-            message = "a datagram that is cut off or empty"
-            raise MalformedReply(message)
+            raise MalformedReply("a datagram that is cut off or empty")
         if sender == 0:  # ignore messages of other processes
             return data

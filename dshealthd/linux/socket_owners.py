@@ -7,16 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator
 
-from dshealthd.core.host import read, read_bytes
-from dshealthd.linux.process import parse_stat
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from dshealthd.core.host import Host
-    from dshealthd.linux.process import Stat
+from dshealthd.core.host import Host, read, read_bytes
+from dshealthd.linux.process import Stat, parse_stat
 
 BUDGET = 0.25
 """Seconds per round: some 50,000 descriptors."""

@@ -10,21 +10,14 @@ import itertools
 import os
 import select
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator
 
-from dshealthd.core.host import lines_of, read
+from dshealthd.core.host import Host, lines_of, read
 from dshealthd.linux.local_network import local_ports
 from dshealthd.linux.process import open_files, read_memory
-from dshealthd.linux.sock_diag import TcpState
+from dshealthd.linux.sock_diag import SocketEnd, TcpState
 from dshealthd.linux.socket_owners import parse_inode
-from dshealthd.linux.tcp_tables import parse_end, parse_tcp
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
-    from dshealthd.core.host import Host
-    from dshealthd.linux.sock_diag import SocketEnd
-    from dshealthd.linux.tcp_tables import TcpRow
+from dshealthd.linux.tcp_tables import TcpRow, parse_end, parse_tcp
 
 _RECEIVE, _POLL, _EPOLL, _SELECT = "receive", "poll", "epoll", "select"
 _CALLS = {

@@ -12,18 +12,14 @@ import logging
 import math
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
-from dshealthd.core.collector import Reason, SourceError
+from dshealthd.core.collector import Context, Reason, SourceError
 from dshealthd.core.host import lines_of, read, read_existing
 from dshealthd.linux import sock_diag
 from dshealthd.linux.sock_diag import EVERY_STATE, TcpSocket, TcpState
 from dshealthd.linux.tcp_tables import parse_tcp
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from dshealthd.core.collector import Context
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +66,7 @@ def parse_sockstat(sockstat: str, sockstat6: str = "") -> SocketCounts:
             in_use += int(fields.get("inuse", "missing"))
             time_wait = int(fields["tw"]) if "tw" in fields else time_wait
     if time_wait is None:
-        message = "no TCP line with inuse and tw"
-        raise ValueError(message)
+        raise ValueError("no TCP line with inuse and tw")
     return SocketCounts(time_wait, in_use)
 
 

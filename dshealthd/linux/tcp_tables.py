@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from dshealthd.core.host import lines_of
 from dshealthd.linux.sock_diag import SocketEnd
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class TcpRow(NamedTuple):
@@ -41,8 +39,7 @@ def parse_tcp(text: str) -> Iterator[TcpRow]:
             row = (own, other, port, peer_port, int(state, 16), kind, sent, int(uid), int(inode))
             yield TcpRow(*row)
         except (ValueError, ArithmeticError) as error:
-            message = f"not a socket: {line[:60]!r}"
-            raise ValueError(message) from error
+            raise ValueError(f"not a socket: {line[:60]!r}") from error
 
 
 def parse_end(text: str) -> SocketEnd:

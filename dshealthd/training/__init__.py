@@ -63,8 +63,7 @@ def attach(
     from dshealthd.training.optimizer import follow as follow_optimizer
 
     if (engine is None) == (optimizer is None) or (engine is not None and model is not None):
-        message = "attach(engine) for DeepSpeed, or attach(optimizer=optimizer) for torch"
-        raise TypeError(message)
+        raise TypeError("attach(engine) for DeepSpeed, or attach(optimizer=optimizer) for torch")
     heartbeat = Heartbeat(step=step, reports=report)
     if engine is not None:
         follow_engine(heartbeat, engine)

@@ -25,8 +25,7 @@ def follow(heartbeat: Heartbeat, engine: Any) -> None:
     `engine.eval()` to `engine.train()`) as phases.
     """
     if not (hasattr(engine, "global_steps") and hasattr(engine, "step")):
-        message = f"{type(engine).__name__} is not a DeepSpeed engine"
-        raise TypeError(message)
+        raise TypeError(f"{type(engine).__name__} is not a DeepSpeed engine")
     heartbeat.steps = step_count(engine.global_steps)
     installed = heartbeat.installed
     if hasattr(engine, "train_batch"):  # a pipeline engine, which makes its steps itself
@@ -51,7 +50,6 @@ def follow(heartbeat: Heartbeat, engine: Any) -> None:
 
 @never_raise
 def _entered(heartbeat: Heartbeat, mode: bool = True) -> None:  # noqa: FBT001, FBT002 - as torch
-    """Report `engine.train(mode)`."""
     heartbeat.enter("training" if mode else "evaluation")
 
 

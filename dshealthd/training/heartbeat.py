@@ -85,8 +85,7 @@ def step_count(steps: int) -> int:
     """
     steps = operator.index(steps)
     if not 0 <= steps <= MAX_COUNT:
-        message = f"{steps} steps"
-        raise ValueError(message)
+        raise ValueError(f"{steps} steps")
     return steps
 
 

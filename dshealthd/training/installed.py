@@ -21,14 +21,11 @@ import operator
 import sys
 import types
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
-    """Returns what is called instead of a function."""
-
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Returns what is called instead of a function."""
 _bind = types.MethodType
 _replaced: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """What each of our functions was put in place of."""
@@ -148,7 +145,6 @@ class _Place:
         return own if bind is None else bind(own, instance, owner)
 
     def put(self, changed: Any) -> None:
-        """Have the object find this."""
         self.changed = changed
         setattr(self._kind, self._name, self)
 

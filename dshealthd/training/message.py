@@ -239,17 +239,13 @@ def decode(data: bytes) -> Message:
     magic, version, length, checksum = _HEADER.unpack_from(data.ljust(_HEADER.size))
     body = data[_HEADER.size : length]
     if magic == MAGIC and 0 < version < VERSION and crc32(body) == checksum:
-        message = f"not a heartbeat of version {VERSION}, but of {version}"
-        raise OlderLayout(message)
+        raise OlderLayout(f"not a heartbeat of version {VERSION}, but of {version}")
     if len(data) < max(SIZE, length if magic == MAGIC else 0):
-        message = f"{len(data)} bytes are too few for a heartbeat"
-        raise ValueError(message)
+        raise ValueError(f"{len(data)} bytes are too few for a heartbeat")
     if magic != MAGIC or version < VERSION or length < SIZE:
-        message = f"not a heartbeat: it begins with {data[:8]!r}"
-        raise ValueError(message)
+        raise ValueError(f"not a heartbeat: it begins with {data[:8]!r}")
     if crc32(body) != checksum:
-        message = "wrong checksum"
-        raise ValueError(message)
+        raise ValueError("wrong checksum")
     (
         phase, known, step, skipped, finite_step, nonfinite_step, sent, last, mean, inputs,
         evaluation, scale, norm, communication, allocated, reserved, peak, wait, work,
@@ -257,8 +253,7 @@ def decode(data: bytes) -> Message:
     ) = _BODY.unpack_from(body)  # fmt: skip
     memory, totals = DeviceMemory(allocated, reserved, peak), Totals(*sums)
     if max(step, skipped, finite_step, nonfinite_step) > MAX_COUNT or sent > MAX_TOTAL:
-        message = f"a count exceeds {MAX_COUNT}, or the time {sent} s is none since a boot"
-        raise ValueError(message)
+        raise ValueError(f"a count exceeds {MAX_COUNT}, or the time {sent} s is none since a boot")
     for name, value in (
         ("sent", sent), ("step time", last), ("mean step time", mean), ("input", inputs),
         ("communication", communication), ("wait", wait), ("work", work),
@@ -266,11 +261,9 @@ def decode(data: bytes) -> Message:
         ("work so far", totals.work_seconds), ("wait so far", totals.wait_seconds),
     ):  # fmt: skip
         if not 0.0 <= value < math.inf:
-            message = f"{name}: {value} s"
-            raise ValueError(message)
+            raise ValueError(f"{name}: {value} s")
     if not scale >= 0.0:
-        message = f"loss scale {scale} is not a positive number"
-        raise ValueError(message)
+        raise ValueError(f"loss scale {scale} is not a positive number")
     if not SHORTEST_STEP <= min(last, mean) <= max(last, mean) <= LONGEST_STEP:
         known &= ~_STEP_SECONDS
     if max(wait, work) > LONGEST_STEP:

@@ -15,15 +15,11 @@ import gc
 import itertools
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from dshealthd.training.heartbeat import Heartbeat, never_raise
-from dshealthd.training.installed import compiling
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dshealthd.training.installed import Installed
+from dshealthd.training.installed import Installed, compiling
 
 log = logging.getLogger("dshealthd.training")
 

@@ -46,12 +46,7 @@ LACKS = {
 
 
 def divide_time(
-    seconds: float,
-    steps: int,
-    totals: Totals | None,
-    inputs: float | None,
-    *,
-    alone: bool,
+    seconds: float, steps: int, totals: Totals | None, inputs: float | None, *, alone: bool
 ) -> dict[str, float]:
     """Divide the seconds in which a rank made so many `steps` into own work, waits and input.
 

@@ -7,12 +7,7 @@ import struct
 from binascii import crc32
 from typing import NamedTuple
 
-from dshealthd.training.message import (
-    MAX_COUNT,
-    PAGE,
-    ROOM,
-    SLOT,
-)
+from dshealthd.training.message import MAX_COUNT, PAGE, ROOM, SLOT
 
 MAGIC = b"dshc"
 VERSION = 1
@@ -61,16 +56,13 @@ def decode(page: bytes) -> Saved | None:
         return None
     magic, version, length, checksum = _HEADER.unpack_from(data)
     if magic != MAGIC or version < VERSION or not _HEADER.size + _BODY.size < length <= SIZE:
-        message = f"not a checkpoint note: it begins with {data[:8]!r}"
-        raise ValueError(message)
+        raise ValueError(f"not a checkpoint note: it begins with {data[:8]!r}")
     if crc32(data[_HEADER.size : length]) != checksum:
-        message = "wrong checksum"
-        raise ValueError(message)
+        raise ValueError("wrong checksum")
     saves, files, flags = _BODY.unpack_from(data, _HEADER.size)
     directory = os.fsdecode(data[_HEADER.size + _BODY.size : length])
     if saves > MAX_COUNT or not directory.startswith("/"):
-        message = f"not a checkpoint directory: {directory[:60]!r}"
-        raise ValueError(message)
+        raise ValueError(f"not a checkpoint directory: {directory[:60]!r}")
     return Saved(
         directory, saves, files or None, bool(flags & _NODE_LOCAL), not flags & _OTHER_LAYOUT
     )

@@ -75,13 +75,8 @@ def collective_timeout() -> int:
             options = group._get_backend(made).options  # noqa: SLF001
             seconds = int(options._timeout.total_seconds())  # noqa: SLF001
             return min(max(seconds, 0), MAX_TIMEOUT)
-        except (
-            AttributeError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-            ArithmeticError,
-        ):  # no such backend, or another release
+        # No such backend, or another release.
+        except (AttributeError, RuntimeError, TypeError, ValueError, ArithmeticError):
             continue
     return 0
 

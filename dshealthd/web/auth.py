@@ -15,14 +15,11 @@ import re
 import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 from dshealthd.core import background
 from dshealthd.core.child import StartError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +57,6 @@ def problem(hash: str) -> str | None:
 
 class _Client:
     def __init__(self) -> None:
-        """Start with no verification."""
         self.turn = asyncio.Lock()
         """Held by the one verification of this client that queues with those of other clients."""
         self.pending = 0
@@ -73,7 +69,6 @@ class Authenticator:
     """
 
     def __init__(self) -> None:
-        """Start with an empty cache."""
         self._key = secrets.token_bytes()
         self._passed: OrderedDict[bytes, None] = OrderedDict()
         self._failed: OrderedDict[bytes, None] = OrderedDict()

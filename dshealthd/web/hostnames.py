@@ -8,12 +8,9 @@ headers that other clients do not send, as Prometheus may know a node by any nam
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from dshealthd.core.host import read
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 RESOLVER = "/etc/resolv.conf"
 _SIGNS = ("Origin", "Sec-Fetch-Site", "Sec-Fetch-Mode")

@@ -6,14 +6,12 @@ import os
 
 from dshealthd.core.host import read_bytes
 
-CONTENT_SECURITY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src "
-    "'self'; img-src 'self' data:; "
-)
-CONTENT_SECURITY += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",
-    "Content-Security-Policy": CONTENT_SECURITY,
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",

@@ -117,13 +117,13 @@ def _workers(own: Iterable[Sample]) -> list[dict[str, Any]]:
     }
     workers: dict[str, dict[str, Any]] = {}
     for metric, labels, value in own:
-        if metric in names:
-            worker = workers.setdefault(labels[0], {"name": labels[0], "failures": {}})
+        if metric not in names and metric is not supervisor.REPLACED:
+            continue
+        worker = workers.setdefault(labels[0], {"name": labels[0], "failures": {}})
+        if metric is supervisor.REPLACED:
+            worker["failures"][labels[1]] = int(value)
+        else:
             worker[names[metric]] = bool(value) if metric is supervisor.UP else int(value)
-        elif metric is supervisor.REPLACED:
-            workers.setdefault(labels[0], {"name": labels[0], "failures": {}})["failures"][
-                labels[1]
-            ] = int(value)
     return sorted(workers.values(), key=lambda worker: str(worker["name"]))
 
 

@@ -25,6 +25,7 @@ from dshealthd.core.result import CollectionOutcome, CollectionResult, attempt
 from dshealthd.linux.kmsg import KernelLogReader
 from tests.collectors.bench import exposed, fill, reasons, tmpfs, unprivileged, values, write
 from tests.journald import journald, reason_against
+from tests.waiting import until
 
 FIXTURE = Path(__file__).parent / "fixtures" / "kernel_log"
 GPUS = ("0000:1b:00.0", "0000:4b:00.0", "0000:66:00.0", "0000:cb:00.0")
@@ -98,7 +99,7 @@ class Machine:
         writer = collector._writer
         if writer is None:
             return result
-        assert writer.wait(60.0)
+        until(lambda: not writer.busy)
         if result.outcome is not CollectionOutcome.OK or not (result.faults or writer.error):
             return result
         return attempt(collector, lambda: self.monotonic)  # which says what came of the write
@@ -151,8 +152,8 @@ def lost(result: CollectionResult) -> float:
 def close(collector: kernel_log.KernelLog) -> None:
     """Close a collector, and wait until it is saved."""
     collector.close()
-    if collector._writer is not None:
-        assert collector._writer.wait(60.0)
+    if (writer := collector._writer) is not None:
+        until(lambda: not writer.busy)
 
 
 def test_new_errors_of_gpus_are_told(machine: Machine, collector: kernel_log.KernelLog) -> None:

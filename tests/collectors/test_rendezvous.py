@@ -18,6 +18,7 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.linux.sock_diag import TcpState
+from dshealthd.linux.socket_owners import Search
 from dshealthd.linux.tcp_sockets import FEW
 from tests.collectors.bench import FIXTURES, Bench, Values, exposed, named, unprivileged
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
@@ -192,6 +193,10 @@ def test_a_search_goes_on_from_round_to_round(proc: Path) -> None:
         process(proc, pid, 900, "other", (pid,))
     process(proc, 4000, 900, "python3", (595058,))
     ticks = itertools.count()
+    search = Search(Host(procfs=proc), lambda: next(ticks) / 40, lambda _pid: True)
+    search.owners({1})  # nobody has it
+    assert next(ticks) == 1 + 11, "after its beginning, until more than 0.25 s are over"
+    search.close()
     agent = Agent(proc)
     agent.clock = lambda: next(ticks) / 40
     rounds = 0

@@ -19,6 +19,7 @@ from dshealthd.probe.peers.resolver import LookupFailed, Resolver
 from dshealthd.web.auth import Authenticator
 from dshealthd.web.config_file import WebConfigFile
 from tests.threads import running_threads
+from tests.waiting import eventually, until
 
 
 @pytest.fixture
@@ -26,8 +27,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Let no thread start, as at the pids limit; `undo` ends that."""
 
     def start(_thread: threading.Thread) -> None:
-        message = "can't start new thread"
-        raise RuntimeError(message)
+        raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
     return monkeypatch
@@ -51,9 +51,7 @@ def test_repeated_calls_on_a_hung_disk_take_few_threads() -> None:
         assert running_threads("test members") < 6
         assert await background.call(lambda: 1, "test key", 60.0) == 1
         answers.set()
-        async with asyncio.timeout(60.0):
-            while running_threads("test members"):
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not running_threads("test members"))
         assert await background.call(lambda: 2, "test members", 60.0) == 2
 
     try:
@@ -109,9 +107,7 @@ def test_a_call_that_fails_unexpectedly_is_not_waited_for_for_ever(
     assert printed.wait(60.0)
 
 
-def test_a_write_without_a_thread_is_an_error_until_one_succeeds(
-    short: pytest.MonkeyPatch,
-) -> None:
+def test_a_write_without_a_thread_is_an_error_until_one_succeeds(short: pytest.MonkeyPatch) -> None:
     """The writer stays usable."""
     written: list[bytes] = []
     writer = LatestWriter(written.append, "test")
@@ -120,7 +116,7 @@ def test_a_write_without_a_thread_is_an_error_until_one_succeeds(
     assert isinstance(writer.error, StartError)
     short.undo()
     writer.put(b"2")
-    assert writer.wait(60.0)
+    until(lambda: not writer.busy)
     assert written == [b"2"]
     assert not isinstance(writer.error, StartError)
 
@@ -190,9 +186,7 @@ async def test_senders_wait_for_threads(
     assert done == []
     short.undo()
     monkeypatch.setattr(blocking_tasks, "RETRY", 0.01)
-    async with asyncio.timeout(60):
-        while len(done) < 20:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: len(done) == 20)
     assert sorted(done) == list(range(20))
 
 
@@ -207,7 +201,5 @@ async def test_senders_that_are_let_go_without_a_thread(
     tasks.close()
     short.undo()
     tasks.run(1, lambda: "after", done.append)
-    async with asyncio.timeout(60):
-        while "after" not in done:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: "after" in done)
     assert done == ["after"]

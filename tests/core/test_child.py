@@ -83,9 +83,7 @@ async def test_a_child_gets_nothing_that_is_for_the_agent_alone(
     monkeypatch.setenv("KEPT", "1")
     read_end, write_end = os.pipe()
     started = child.spawn(
-        "a printer",
-        [sys.executable, "-S", "-c", "import os; print(*os.environ)"],
-        output=write_end,
+        "a printer", [sys.executable, "-S", "-c", "import os; print(*os.environ)"], output=write_end
     )
     os.close(write_end)
     assert await started.ends(60.0)
@@ -211,11 +209,6 @@ def test_a_module_in_a_child_is_as_isolated_as_its_parent(options: tuple[str, ..
     program = "from dshealthd.core import child; print(*child.python('m')[1:])"
     environment = {**os.environ}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    printed = subprocess.run(
-        [sys.executable, *options, "-c", program],
-        stdout=subprocess.PIPE,
-        env=environment,
-        check=True,
-        text=True,
-    ).stdout
+    command = [sys.executable, *options, "-c", program]
+    printed = subprocess.check_output(command, env=environment, text=True)
     assert printed.split() == [*options, "-m", "m"]

@@ -58,10 +58,7 @@ def test_section_that_is_no_json_is_null() -> None:
         "probe": None,
         "left_out": [
             {"part": "job x", "reason": "a reason"},
-            {
-                "part": "probe",
-                "reason": NOT_JSON,
-            },
+            {"part": "probe", "reason": NOT_JSON},
         ],
     }
 

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from dshealthd.collection.worker_process import Channel
 from dshealthd.core import garbage
 from dshealthd.core.garbage import Cycles
 from tests.jobs.machines import Clock
+from tests.waiting import eventually
 
 EVERY = 60.0
 
@@ -79,15 +81,17 @@ def test_cycles_are_searched_for_after_ten_thousand_new_objects() -> None:
     assert left() is None
 
 
+async def freed(left: weakref.ref[Any]) -> None:
+    """Wait until what was left over is freed."""
+    await eventually(lambda: left() is None)
+
+
 async def test_agent_frees_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent's own task does so, time and again."""
     monkeypatch.setattr(garbage, "EVERY", 0.01)
     task = asyncio.create_task(_keep_freeing(Cycles(time.monotonic)))
     for _ in range(2):
-        left = cycle()
-        async with asyncio.timeout(60):
-            while left() is not None:
-                await asyncio.sleep(0.01)
+        await freed(cycle())
     task.cancel()
 
 
@@ -110,16 +114,13 @@ def test_transport_is_freed_as_it_closes(how: str) -> None:
             getattr(transport, how)()
             return weakref.ref(transport)
 
-    async def freed() -> None:
-        left = await closed()
-        async with asyncio.timeout(60):
-            while left() is not None:
-                await asyncio.sleep(0.01)
+    async def scene() -> None:
+        await freed(await closed())
 
     gc.collect()
     gc.disable()
     try:
-        asyncio.run(freed())
+        asyncio.run(scene())
     finally:
         gc.enable()
 

@@ -57,13 +57,13 @@ def test_errors_over_a_shape_become_one(error: type[Exception]) -> None:
         pytest.raises(schema.SchemaError, match=r"^the past is not what this .*: .*: why"),
         schema.reading("the past"),
     ):
-        raise error("why")  # noqa: EM101 - the error is what is tested
+        raise error("why")
 
 
 def test_a_disk_that_fails_is_no_shape() -> None:
     """An OSError stays what it is."""
     with pytest.raises(OSError, match="disk"), schema.reading("the past"):
-        raise OSError("disk")  # noqa: EM101 - as above
+        raise OSError("disk")
 
 
 @pytest.mark.parametrize(("kind", "within", "beyond"), [

@@ -9,7 +9,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
 import pytest
@@ -22,11 +22,13 @@ SECONDS = 0.05
 """The deadline; the loop is stopped for longer."""
 
 
-async def stopped_during(waiting: Coroutine[None, None, T], happening: threading.Event) -> T:
+async def stopped_during(
+    waiting: Coroutine[None, None, T], happening: Callable[[float], object]
+) -> T:
     """Return what a coroutine does while whose deadline the loop stops, and something happens."""
     task = asyncio.ensure_future(waiting)
     await asyncio.sleep(0)  # it waits now
-    assert happening.wait(60.0)
+    assert happening(60.0)
     time.sleep(2 * SECONDS)  # as SIGSTOP, or a machine that is suspended, would
     return await task
 
@@ -84,7 +86,7 @@ def test_a_child_that_ended_while_the_agent_was_stopped_can_be_killed() -> None:
         started = child.spawn("a sleeper", command)
         ended = threading.Event()
         threading.Thread(target=_set_when_ended, args=(started.pid, ended)).start()
-        assert await stopped_during(started.killed(SECONDS), ended)
+        assert await stopped_during(started.killed(SECONDS), ended.wait)
         assert started.code is not None
 
     asyncio.run(scene())
@@ -113,21 +115,12 @@ def test_a_call_that_returned_while_the_agent_was_stopped_has_returned() -> None
             return 7
 
         call = background.call(look, "a disk", SECONDS)
-        assert await stopped_during(call, returned) == 7
+        assert await stopped_during(call, returned.wait) == 7
         with pytest.raises(TimeoutError):
             await background.call(lambda: never.wait(60.0), "a disk", SECONDS)
         never.set()
 
     asyncio.run(scene())
-
-
-async def stopped_until_readable(waiting: Coroutine[None, None, T], descriptor: int) -> T:
-    """Return what a coroutine does while whose deadline the loop stops, and an answer arrives."""
-    task = asyncio.ensure_future(waiting)
-    await asyncio.sleep(0)  # it waits now
-    assert select.select([descriptor], [], [], 60.0)[0]
-    time.sleep(2 * SECONDS)
-    return await task
 
 
 def test_what_had_arrived_is_read_after_the_deadline() -> None:
@@ -143,8 +136,11 @@ def test_what_had_arrived_is_read_after_the_deadline() -> None:
                 async with time_limit(SECONDS):
                     return await reader.readexactly(2) + await reader.readexactly(3)
 
+            def arrives(seconds: float) -> object:
+                return select.select([ours.fileno()], [], [], seconds)[0]
+
             theirs.sendall(b"hello")
-            assert await stopped_until_readable(read(), ours.fileno()) == b"hello"
+            assert await stopped_during(read(), arrives) == b"hello"
             with pytest.raises(TimeoutError):
                 await read()
             writer.close()

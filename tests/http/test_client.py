@@ -25,6 +25,7 @@ from dshealthd.http import client
 from dshealthd.http.client import Access, Impostor, _reachable, identify, local, remote
 from dshealthd.http.exchange import Rejected, Unreachable
 from tests import no_netlink
+from tests.command_line import dshealthd
 from tests.http.impostors import impostor, saying, serving
 from tests.status_documents import document, job
 from tests.stopwatch import Stopwatch
@@ -70,16 +71,9 @@ def test_59_commands_send_an_impostor_nothing(
 def test_59_doctor_sends_an_impostor_nothing(access: Access, tmp_path: Path) -> None:
     """The doctor collects by itself where a user's process is on the port."""
     with impostor(tmp_path, document()) as found:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "dshealthd", "doctor", "--only", "clock"),
-                *("--web.listen-address", f"127.0.0.1:{found.port}"),
-                *("--user", access.user, "--password-file", str(access.password_file)),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
+        done = dshealthd(
+            *("doctor", "--only", "clock", "--web.listen-address", f"127.0.0.1:{found.port}"),
+            *("--user", access.user, "--password-file", str(access.password_file)),
         )
         assert "not trusted" in done.stdout, done
         assert found.heard() == b""
@@ -124,13 +118,13 @@ def test_an_agent_of_this_user_is_believed(access: Access) -> None:
     assert b"Authorization: Basic " in request
 
 
-@pytest.mark.parametrize(("given", "seconds"), [(None, 5.0), (1.5, 1.5)])
+@pytest.mark.parametrize(("given", "seconds"), [((), 5.0), ((1.5,), 1.5)])
 def test_how_long_an_agent_is_waited_for(
-    given: float | None, seconds: float, monkeypatch: pytest.MonkeyPatch
+    given: tuple[float, ...], seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five seconds, unless the caller has less."""
     monkeypatch.setattr(client, "exchange", lambda *call: json.dumps(call[1:]).encode())
-    assert json.loads(local(config.load(None), Access(), given).get("/")) == [seconds, 8 << 20]
+    assert json.loads(local(config.load(None), Access(), *given).get("/")) == [seconds, 8 << 20]
 
 
 @pytest.mark.parametrize(("status", "says"), [
@@ -242,19 +236,12 @@ def test_looks_at_a_connection_become_rare(monkeypatch: pytest.MonkeyPatch) -> N
 def test_without_netlink(tmp_path: Path) -> None:
     """Where the kernel refuses netlink, the agent is identified from `/proc/net`."""
     with serving(saying("{}")) as port:
-        done = subprocess.run(
-            [
-                *(sys.executable, no_netlink.__file__, sys.executable, "-c", _IDENTIFY),
-                str(port),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            check=False,
+        command = [sys.executable, no_netlink.__file__, sys.executable, "-c", _IDENTIFY, str(port)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        said = subprocess.check_output(
+            command, text=True, timeout=120, cwd=tmp_path, env=environment
         )
-    assert (done.stdout, done.returncode) == ("refused\nidentified\n", 0), done.stderr
+    assert said == "refused\nidentified\n"
 
 
 _IDENTIFY = """

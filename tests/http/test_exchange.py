@@ -32,30 +32,27 @@ def silent(connection: socket.socket, _request: bytes) -> None:
     connection.recv(1)
 
 
-def drip(connection: socket.socket, _request: bytes) -> None:
-    """Send a body byte by byte, each within any timeout of a single read."""
-    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
-    while True:
-        connection.sendall(b" ")
-        time.sleep(0.05)
+def endless(head: bytes, piece: bytes) -> Callable[[socket.socket, bytes], None]:
+    """Return what sends `head` and then pieces, each within any timeout of a single read."""
+
+    def talk(connection: socket.socket, _request: bytes) -> None:
+        connection.sendall(head)
+        while True:
+            connection.sendall(piece)
+            time.sleep(0.05)
+
+    return talk
 
 
-def endless_headers(connection: socket.socket, _request: bytes) -> None:
-    """Send header lines slowly, without end."""
-    connection.sendall(b"HTTP/1.1 200 OK\r\n")
-    while True:
-        connection.sendall(b"X: a\r\n")
-        time.sleep(0.05)
+SLOW = {
+    "silent": silent,
+    "body": endless(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b" "),
+    "headers": endless(b"HTTP/1.1 200 OK\r\n", b"X: a\r\n"),
+    "continue": endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+}
 
 
-def endless_continue(connection: socket.socket, _request: bytes) -> None:
-    """Announce an answer again and again."""
-    while True:
-        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize("talk", [silent, drip, endless_headers, endless_continue])
+@pytest.mark.parametrize("talk", SLOW.values(), ids=SLOW)
 def test_60_a_slow_answer_ends_in_time(talk: Callable[[socket.socket, bytes], object]) -> None:
     """A byte now and then does not extend the deadline, and neither does it in a thread."""
     problems: list[str] = []
@@ -77,8 +74,6 @@ def test_60_a_slow_answer_ends_in_time(talk: Callable[[socket.socket, bytes], ob
 
 def test_a_stalled_handshake_ends_in_time() -> None:
     """A server that accepts TLS and says nothing is given up at the same deadline."""
-    import ssl
-
     with serving(silent) as port:
         asked = Request(host="127.0.0.1", port=port, path="/", tls=ssl.create_default_context())
         watch = Stopwatch()
@@ -173,14 +168,9 @@ def test_60_memory_of_a_hostile_answer_is_bounded(size: int) -> None:
     """32 MiB of empty lists took 800 MiB; the largest answer that is read takes a tenth of that."""
     body = b'{"x":[' + b"[]," * ((size - 20) // 3) + b"[]]}"
     with serving(lambda connection, _: connection.sendall(answer(body))) as port:
-        done = subprocess.run(
-            [sys.executable, "-c", _PEAK, str(port)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-    peak, _, reason = done.stdout.partition(" ")
+        command = [sys.executable, "-c", _PEAK, str(port)]
+        said = subprocess.check_output(command, text=True, timeout=120)
+    peak, _, reason = said.partition(" ")
     assert int(peak) < 80 << 10, reason
     assert "too large" in reason or "more than 8 MiB" in reason
 

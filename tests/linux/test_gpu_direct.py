@@ -10,9 +10,11 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.linux import gpu_direct
+from tests.collectors.bench import write
 
-OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15\n"
-CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15\n"
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15"
+CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15"
+VERSION, RELEASE = "driver/nvidia/version", "sys/kernel/osrelease"
 GPUS = ("0000:19:00.0", "0000:1a:00.0")
 
 
@@ -24,26 +26,18 @@ def machine(
 ) -> Host:
     """Return a machine with two GPUs and an adapter, but for these files of `/proc`."""
     for address in GPUS[:gpus]:
-        place = directory / "sys/bus/pci/devices" / address
-        (place / "iommu_group").mkdir(parents=True)
-        (place / "class").write_text("0x030200\n")
-        (place / "vendor").write_text("0x10de\n")
+        identity = {"class": "0x030200", "vendor": "0x10de"}
+        write(directory / "sys/bus/pci/devices" / address, identity)
     if adapter:
-        device = directory / "sys/class/infiniband" / adapter / "device"
-        device.mkdir(parents=True)
-        (device / "vendor").write_text("0x14e4\n" if adapter.startswith("bnxt") else "0x15b3\n")
+        vendor = "0x14e4" if adapter.startswith("bnxt") else "0x15b3"
+        write(directory / "sys/class/infiniband" / adapter, {"device/vendor": vendor})
     usual = {
-        "cpuinfo": "processor: 0\nflags\t\t: fpu sse2 ht\n",
-        "modules": "nvidia 100 1 - Live 0x0\n",
-        "version": OPEN,
-        "osrelease": "5.15.0-130-generic\n",
+        "cpuinfo": "processor: 0\nflags\t\t: fpu sse2 ht",
+        "modules": "nvidia 100 1 - Live 0x0",
+        VERSION: OPEN,
+        RELEASE: "5.15.0-130-generic",
     }
-    (directory / "proc/driver/nvidia").mkdir(parents=True)
-    (directory / "proc/sys/kernel").mkdir(parents=True)
-    places = {"version": "driver/nvidia/version", "osrelease": "sys/kernel/osrelease"}
-    for name, text in (usual | {**files}).items():
-        if text:
-            (directory / "proc" / places.get(name, name)).write_text(text)
+    write(directory / "proc", {name: text for name, text in (usual | {**files}).items() if text})
     return Host(procfs=directory / "proc", sysfs=directory / "sys")
 
 
@@ -70,14 +64,14 @@ def test_what_is_judged(tmp_path: Path, adapter: str, gpus: int, cpuinfo: str, w
     ("files", "reaches"),
     [
         ({}, True),
-        ({"osrelease": "5.11.22-7\n"}, False),
-        ({"osrelease": "5.12.0\n"}, True),
-        ({"osrelease": "6.1.0\n"}, True),
-        ({"version": CLOSED}, False),
-        ({"version": CLOSED, "modules": "nvidia_peermem 1 0 - Live 0x0\n"}, True),
-        ({"version": CLOSED, "modules": "nv_peer_mem 1 0 - Live 0x0\n"}, True),
-        ({"version": CLOSED, "modules": "nvidia_peermem_x 1 0 - Live 0x0\n"}, False),
-        ({"version": ""}, None),
+        ({RELEASE: "5.11.22-7"}, False),
+        ({RELEASE: "5.12.0"}, True),
+        ({RELEASE: "6.1.0"}, True),
+        ({VERSION: CLOSED}, False),
+        ({VERSION: CLOSED, "modules": "nvidia_peermem 1 0 - Live 0x0"}, True),
+        ({VERSION: CLOSED, "modules": "nv_peer_mem 1 0 - Live 0x0"}, True),
+        ({VERSION: CLOSED, "modules": "nvidia_peermem_x 1 0 - Live 0x0"}, False),
+        ({VERSION: ""}, None),
     ],
 )
 def test_peer_memory(tmp_path: Path, files: dict[str, str], *, reaches: bool | None) -> None:
@@ -88,7 +82,7 @@ def test_peer_memory(tmp_path: Path, files: dict[str, str], *, reaches: bool | N
 def test_adapters_that_udev_has_renamed(tmp_path: Path) -> None:
     """NVIDIA's adapters are known by their vendor: rdma-core renames them by default."""
     for adapter in ("ibp24s0", "rocep65s0f0"):
-        host = machine(tmp_path / adapter, {"version": CLOSED}, adapter)
+        host = machine(tmp_path / adapter, {VERSION: CLOSED}, adapter)
         assert gpu_direct.peer_memory(host) is False
 
 
@@ -109,6 +103,5 @@ def test_addresses_that_an_iommu_translates(
     host = machine(tmp_path)
     for address, kind in zip(GPUS, types, strict=True):
         if kind:
-            place = tmp_path / "sys/bus/pci/devices" / address / "iommu_group/type"
-            place.write_text(f"{kind}\n")
+            write(tmp_path / "sys/bus/pci/devices" / address, {"iommu_group/type": kind})
     assert gpu_direct.gpus_translated(host) == count

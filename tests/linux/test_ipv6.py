@@ -10,6 +10,7 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.linux.ipv6 import may_use_ipv6, parse_bound
+from tests.collectors.bench import write
 
 HEAD = (
     "  sl  local_address                         remote_address  st tx rx tr tm retr uid to inode\n"
@@ -37,9 +38,8 @@ def test_this_process() -> None:
 
 def test_rank_on_ipv6(tmp_path: Path) -> None:
     """A process with a socket at an address of an interface may use IPv6; another one does not."""
-    (tmp_path / "7/net").mkdir(parents=True)
-    line = f"   0: B80D01200000000000000000010000FF:A1B2 {'0' * 32}:0000 0A 0 0 0 0 0 4711\n"
-    (tmp_path / "7/net/tcp6").write_text(HEAD + line)
+    line = f"   0: B80D01200000000000000000010000FF:A1B2 {'0' * 32}:0000 0A 0 0 0 0 0 4711"
+    write(tmp_path, {"7/net/tcp6": HEAD + line})
     (tmp_path / "7/fd").mkdir()
     (tmp_path / "7/fd/3").symlink_to("socket:[4712]")
     assert not may_use_ipv6(Host(procfs=tmp_path), 7)

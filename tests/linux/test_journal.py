@@ -302,13 +302,8 @@ def test_needs_no_capability(tmp_path: Path) -> None:
             "60.0)\nprint([record.message for record in read][-1])"
         )
         bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
-        done = subprocess.run(
-            [*bare, "python3", "-c", program, str(daemon.root)],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-            env={**os.environ, "PYTHONPATH": "."},
-        )
-        assert done.stdout == f"{XID}\n"
+        command = [*bare, "python3", "-c", program, str(daemon.root)]
+        environment = {**os.environ, "PYTHONPATH": "."}
+        said = subprocess.check_output(command, text=True, timeout=60, env=environment)
+        assert said == f"{XID}\n"
         assert {file.stat().st_mode & 0o777 for file in daemon.files.iterdir()} == {0o640}

@@ -186,18 +186,14 @@ def test_record_of_firmware(severity: str, rest: list[str], expected: str | None
         assert last.device == "0000:17:00.0"
 
 
-def comm(line: str) -> str:
-    """Return the longest process name that begins a line as `line` begins."""
-    return line[:15]
-
-
 def test_process_named_like_a_fault() -> None:
     """FAULT 20: no process name at the start of a line makes it a fault."""
     examples = [line for name, line in EXAMPLES if name not in {"-", "allocation_failure"}]
     examples += ["EDAC MC0: 1 CE ", "Oops: 0002 [#1]", *(line for line, _, _ in XIDS)]
     for line, rest in itertools.product(examples, AFTER_A_NAME):
-        assert lines.xid(comm(line) + rest) is None
-        assert event(comm(line) + rest) in {None, "allocation_failure"}, line
+        named = line[:15] + rest  # the longest name of a process
+        assert lines.xid(named) is None
+        assert event(named) in {None, "allocation_failure"}, line
 
 
 @given(st.text())

@@ -11,15 +11,19 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.linux.local_network import container_networks, local_ports, parse_reserved
+from tests.collectors.bench import write
+
+
+def assigning(procfs: Path, ports: str, reserved: str = "") -> Host:
+    """Return a host whose kernel assigns these ports, but for those that are reserved."""
+    settings = {"ip_local_port_range": ports, "ip_local_reserved_ports": reserved}
+    write(procfs / "sys/net/ipv4", settings)
+    return Host(procfs=procfs)
 
 
 def test_reserved_ports_are_not_assigned(tmp_path: Path) -> None:
     """The kernel assigns the ephemeral range without what is reserved."""
-    settings = tmp_path / "sys/net/ipv4"
-    settings.mkdir(parents=True)
-    (settings / "ip_local_port_range").write_text("32768\t60999\n")
-    (settings / "ip_local_reserved_ports").write_text("8080,40000-40002\n")
-    ports = local_ports(Host(procfs=tmp_path))
+    ports = local_ports(assigning(tmp_path, "32768\t60999", "8080,40000-40002"))
     assert [port in ports for port in (32767, 32768, 39999, 40001, 60999, 61000)] == [
         *(False, True, True, False, True, False)
     ]
@@ -34,11 +38,7 @@ def test_reserved_ports_are_not_assigned(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_reserving_keeps_what_is_reserved(reserved: str, after: str, tmp_path: Path) -> None:
     """The command that reserves ports leaves those in place that the administrator has reserved."""
-    settings = tmp_path / "sys/net/ipv4"
-    settings.mkdir(parents=True)
-    (settings / "ip_local_port_range").write_text("20000\t60999\n")
-    (settings / "ip_local_reserved_ports").write_text(f"{reserved}\n")
-    command = local_ports(Host(procfs=tmp_path)).reserving(29500, 29600)
+    command = local_ports(assigning(tmp_path, "20000\t60999", reserved)).reserving(29500, 29600)
     assert command == f"sysctl -w net.ipv4.ip_local_reserved_ports={after}"
     assert parse_reserved(reserved) <= parse_reserved(after)
 
@@ -52,8 +52,7 @@ def test_container_networks(tmp_path: Path) -> None:
         "br-0123456789ab\t000012AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0",
         "br0\t0000000A\t00000000\t0001\t0\t0\t0\t000000FF\t0\t0\t0",
     ]
-    (tmp_path / "net").mkdir()
-    (tmp_path / "net/route").write_text("\n".join(lines))
+    write(tmp_path, {"net/route": "\n".join(lines)})
     assert container_networks(Host(procfs=tmp_path)) == [
         IPv4Network("172.17.0.0/16"),
         IPv4Network("172.18.0.0/16"),
@@ -80,13 +79,8 @@ def test_interface_with_several_addresses() -> None:
     """
     addresses = ["10.9.9.1", "10.9.9.2", "10.9.8.1", "fd00::1", "127.0.0.1", "10.9.7.1"]
     command = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", ADDRESSES, "sh"]
-    done = subprocess.run(
-        [*command, sys.executable, "-c", ASK, *addresses],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command += [sys.executable, "-c", ASK, *addresses]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode == 77 or done.stderr.startswith("unshare:"):
         pytest.skip("network namespaces are not permitted here")
     assert done.stdout.split() == ["d0", "d0", "d0", "d0", "lo", "lo"], done.stderr

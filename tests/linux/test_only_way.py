@@ -67,20 +67,14 @@ SINGLE = {
     # descriptors of the agent's peers in procfs; descriptors of a process in procfs
     "jobs/ras/peer.py": ("place", "entry.path"),
     # procfs
-    "linux/activity.py": (
-        "f'{task}/stat'",
-        "f'{task}/schedstat'",
-        "place",
-        "f'{place}/{thread}'",
-    ),
+    "linux/activity.py": ("f'{task}/stat'", "f'{task}/schedstat'", "place", "f'{place}/{thread}'"),
     "linux/gpu_direct.py": ("place",),  # sysfs
     # of the node; named by the service's own settings, root's
     "linux/imex.py": ("host.root(CONFIG)", "host.root(path)"),
-    "linux/ipv6.py": ("entry.path",),  # descriptors of a process in procfs
     "linux/mounts.py": ("f'/proc/self/fdinfo/{descriptor}'",),  # procfs, of the agent itself
     "linux/nvswitch.py": ("host.root(ENABLED)",),  # a fixed link of the node
     "linux/peer_user.py": ("f'{procfs}/self/net/{table}'",),  # procfs
-    "linux/process.py": ("place", "host.procfs"),  # procfs
+    "linux/process.py": ("place", "host.procfs", "entry.path"),  # procfs
     "linux/process_limits.py": ("own",),  # procfs
     # of the node, below the fixed list; of the node, a fixed list
     "linux/security.py": ("place", "host.root(directory)"),

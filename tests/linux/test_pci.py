@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,13 @@ from dshealthd.config import registry
 from dshealthd.core.host import Host
 from dshealthd.linux.pci import RELEASE, Bus, driver_absent, gpus_absent
 from dshealthd.nvml.collector import GpuCollectorOptions
+from tests.collectors.bench import write
 
 
 def add(root: Path, address: str, vendor: str, kind: str, driver: str = "") -> None:
     """Put a device on the bus of a tree like /sys."""
     device = root / "bus/pci/devices" / address
-    device.mkdir(parents=True)
-    (device / "vendor").write_text(f"{vendor}\n")
-    (device / "class").write_text(f"{kind}\n")
+    write(device, {"vendor": vendor, "class": kind})
     if driver:
         (device / "driver").symlink_to(f"../../drivers/{driver}")
 
@@ -117,33 +115,20 @@ def test_released(host: Host, tmp_path: Path) -> None:
     (tmp_path / "run/dshealthd").mkdir(parents=True)
     (tmp_path / "run/dshealthd/release-gpus").touch()
     kinds = [kind for kind in registry.all_collectors().values() if kind.worker == "device"]
-    assert {kind.name for kind in kinds} == {
-        "gpu",
-        "ecc",
-        "nvlink",
-        "nvlink_domain",
-        "pcie",
-        "gpu_processes",
-        "mig",
-    }
+    names = {"gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes", "mig"}
+    assert {kind.name for kind in kinds} == names
     assert {kind.absent(kind.Options(), host) for kind in kinds} == {f"released by {RELEASE}"}
     assert all(issubclass(kind.Options, GpuCollectorOptions) for kind in kinds)
 
 
-def imported(statements: str) -> Iterable[str]:
-    """Return the modules that a fresh interpreter has after some statements."""
-    script = f"import sys\n{statements}\nprint(*sys.modules)"
-    return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
-    ).stdout.split()
-
-
 def test_declarations_need_no_pynvml() -> None:
     """The agent reads the declarations and asks for absence without loading pynvml."""
-    modules = imported(
-        "from dshealthd.config import registry\nfrom dshealthd.core.host import Host\n"
-        "for kind in registry.all_collectors().values(): kind.absent(kind.Options(), Host())"
+    script = (
+        "import sys\nfrom dshealthd.config import registry\nfrom dshealthd.core.host import Host\n"
+        "for kind in registry.all_collectors().values(): kind.absent(kind.Options(), Host())\n"
+        "print(*sys.modules)"
     )
+    modules = subprocess.check_output([sys.executable, "-c", script], text=True).split()
     assert "dshealthd.collectors.gpu" in modules
     assert "pynvml" not in modules
     assert "dshealthd.nvml.session" not in modules

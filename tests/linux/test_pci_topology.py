@@ -8,6 +8,7 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.linux.pci import describe
+from tests.collectors.bench import write
 
 GPU = ("0x10de", "0x030200", "0x2330")
 ADAPTER = ("0x15b3", "0x020700", "0x1021")
@@ -25,13 +26,11 @@ class Node:
     def put(self, path: str, identity: tuple[str, str, str], numa: str = "0") -> Path:
         """Add a device at a place below /sys/devices; its name is the last part."""
         place = self.host.sysfs / "devices" / path
-        place.mkdir(parents=True)
-        for name, text in zip(("vendor", "class", "device"), identity, strict=True):
-            (place / name).write_text(f"{text}\n")
-        (place / "numa_node").write_text(f"{numa}\n")
-        names = self.host.sysfs / "bus/pci/devices"
-        names.mkdir(parents=True, exist_ok=True)
-        (names / place.name).symlink_to(place)
+        names = ("vendor", "class", "device", "numa_node")
+        write(place, dict(zip(names, (*identity, numa), strict=True)))
+        bus = self.host.sysfs / "bus/pci/devices"
+        bus.mkdir(parents=True, exist_ok=True)
+        (bus / place.name).symlink_to(place)
         return place
 
     def wired(self, shift: int = 0) -> Node:

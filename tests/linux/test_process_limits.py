@@ -115,11 +115,9 @@ def test_without_privileges() -> None:
         "Descriptors(Host())\nprint(descriptors.limits(parent).files, "
         "descriptors.open_files(parent).limit)"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, timeout=60
-    )
+    said = subprocess.check_output([sys.executable, "-c", program], timeout=60)
     expected = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert [float(word) for word in answer.stdout.split()] == [expected, expected]
+    assert [float(word) for word in said.split()] == [expected, expected]
 
 
 def test_without_a_free_descriptor() -> None:

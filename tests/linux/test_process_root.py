@@ -130,7 +130,8 @@ def test_neither_groups_nor_capabilities_of_the_agent_help(place: Path, public_p
         {line.partition(b":")[0]: line for line in text.splitlines()}
         for text in (before, within, after)
     ]
-    for name in (b"Uid", b"Gid", b"Groups", b"CapEff", b"CapPrm"):
+    capabilities = (b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb")
+    for name in (b"Uid", b"Gid", b"Groups", *capabilities):
         assert fields[0][name] == fields[2][name]
     assert int(fields[1][b"CapEff"].split()[1], 16) == 0
     assert fields[1][b"Uid"].split()[1:] == [b"0", b"0", b"0", b"%d" % USER]
@@ -148,8 +149,7 @@ def test_own_rights_take_no_capability(capabilities: str) -> None:
     )
     bare = ["setpriv", f"--bounding-set={capabilities}", "--inh-caps=-all"]
     command = [*bare, sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.split() == ["0", "denied"]
+    assert subprocess.check_output(command, text=True, timeout=60).split() == ["0", "denied"]
 
 
 @root_only

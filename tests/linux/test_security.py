@@ -2,46 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.linux.security import firewall_configuration
+from tests.collectors.bench import write
 
 RULES = "tcp dport 22 accept\ntcp dport 29500-29600 accept\n"
 
 
-def node(root: Path, **files: str) -> Host:
-    """Return a node with these files below /etc; `__` in a name is a slash."""
-    for name, text in files.items():
-        place = root / "etc" / name.replace("__", "/").replace("_conf", ".conf")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
+NFTABLES, UFW, ZONE = "nftables.conf", "ufw/ufw.conf", "firewalld/zones/public.xml"
+
+
+def node(root: Path, files: Mapping[str, str]) -> Host:
+    """Return a node with these files below /etc."""
+    write(root / "etc", files)
     return Host(rootfs=root)
 
 
 def test_comments_do_not_count_and_order_does(tmp_path: Path) -> None:
     """Rules that say the same are alike; another order may decide otherwise, and is not."""
-    rules = firewall_configuration(node(tmp_path / "a", nftables_conf=RULES))
+    rules = firewall_configuration(node(tmp_path / "a", {NFTABLES: RULES}))
     again = f"#!/usr/sbin/nft -f\n\n  # made by Ansible on Monday\n{RULES}"
-    assert firewall_configuration(node(tmp_path / "b", nftables_conf=again)) == rules
+    assert firewall_configuration(node(tmp_path / "b", {NFTABLES: again})) == rules
     turned = "".join(reversed(RULES.splitlines(keepends=True)))
-    assert firewall_configuration(node(tmp_path / "c", nftables_conf=turned)) != rules
+    assert firewall_configuration(node(tmp_path / "c", {NFTABLES: turned})) != rules
 
 
 def test_every_kind_of_firewall(tmp_path: Path) -> None:
     """A zone of firewalld, rules of iptables, ufw that is enabled: each makes a node differ."""
     found = {
-        firewall_configuration(node(tmp_path / str(number), **files))
+        firewall_configuration(node(tmp_path / str(number), files))
         for number, files in enumerate(
             (
                 {"other": "x"},
-                {"ufw__ufw_conf": "ENABLED=yes\n"},
-                {"ufw__ufw_conf": "ENABLED=no\n"},
-                {"iptables__rules.v4": "-A INPUT -j DROP\n"},
-                {"firewalld__zones__public.xml": "<zone/>\n"},
-                {"firewalld__zones__public.xml": "<zone/>\n", "firewalld__zones__x.xml.old": "y\n"},
+                {UFW: "ENABLED=yes"},
+                {UFW: "ENABLED=no"},
+                {"iptables/rules.v4": "-A INPUT -j DROP"},
+                {ZONE: "<zone/>"},
+                {ZONE: "<zone/>", "firewalld/zones/x.xml.old": "y"},
             )
         )
     }

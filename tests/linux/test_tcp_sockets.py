@@ -18,6 +18,7 @@ from dshealthd.core.host import Host
 from dshealthd.linux.sock_diag import TcpSocket, TcpState
 from dshealthd.linux.tcp_sockets import SocketCounts, Sockets, parse_sockstat
 from dshealthd.linux.tcp_tables import TcpRow, parse_tcp
+from tests import no_netlink
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
 
 BUDGET = 0.1
@@ -185,13 +186,7 @@ def test_a_refused_netlink_is_replaced_by_the_files() -> None:
         port = listener(V6)
         pair = connection(port)
         leave_time_wait(port, 4, server=False)
-        command = [
-            sys.executable,
-            str(Path(__file__).parent.parent / "no_netlink.py"),
-            sys.executable,
-            "-c",
-            program,
-        ]
+        command = [sys.executable, no_netlink.__file__, sys.executable, "-c", program]
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
         truth = ss()
         for end in (port, *pair):

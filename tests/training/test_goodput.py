@@ -115,10 +115,7 @@ def test_ddp_that_torchrun_restarts(tmp_path: Path) -> None:
     counted, the rank that failed is named, and steps that were lost are made again. Rank 0 prints
     its own part.
     """
-    asked = {
-        "DSHEALTHD_REPORT": "1",
-        "DSHEALTHD_RUN": "ddp-of-the-test",
-    }
+    asked = {"DSHEALTHD_REPORT": "1", "DSHEALTHD_RUN": "ddp-of-the-test"}
     with (
         running(tmp_path, CONFIG) as agent,
         training(

@@ -16,14 +16,7 @@ import pytest
 
 from dshealthd.training import heartbeat, step_timer
 from dshealthd.training.heartbeat import Heartbeat
-from dshealthd.training.message import (
-    POSITION,
-    Message,
-    StepStage,
-    Totals,
-    encode,
-    newest_message,
-)
+from dshealthd.training.message import POSITION, Message, StepStage, Totals, encode, newest_message
 from dshealthd.training.step_timer import StepTimer
 from tests.training.agents_end import AgentsEnd
 
@@ -313,7 +306,7 @@ def test_which_steps_are_measured() -> None:
     timer = StepTimer()
     timer.share = 0.31
     assert [step for step in range(19) if timer.next_measured(step) == step] == [
-        *(0, 2, 5, 10, 13, 15, 18),
+        *(0, 2, 5, 10, 13, 15, 18)
     ]
     timer.share = LEAST
     gaps = [timer.next_measured(step) - step for step in range(0, 10**6, 997)]

@@ -88,10 +88,7 @@ def test_runs_without_the_agent_installed(name: str, agents_end: AgentsEnd, tmp_
         "from dshealthd.training.heartbeat import Heartbeat; h = Heartbeat(step=4); "
         "h.loss(1.0); h.step(); print(h.closed)"
     )
-    environment = {
-        "PYTHONPATH": str(tmp_path / "site"),
-        "PATH": os.defpath,
-    }
+    environment = {"PYTHONPATH": str(tmp_path / "site"), "PATH": os.defpath}
     command = [interpreter, "-W", "error", "-c", code + LINGER]
     (ended,) = agents_end.watch(command, environment, cwd=tmp_path)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "False\n", "")
@@ -119,10 +116,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(python: Path, agents_end: AgentsEnd, *arguments: str, heartbeat: str | None = None) -> str:
     """Run a program in the environment and return what it prints."""
-    variables = {
-        "PATH": os.defpath,
-        "OMP_NUM_THREADS": "1",
-    }
+    variables = {"PATH": os.defpath, "OMP_NUM_THREADS": "1"}
     if heartbeat is not None:
         variables["DSHEALTHD_HEARTBEAT"] = heartbeat
     folder = python.parents[2]

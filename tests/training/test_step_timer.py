@@ -57,8 +57,7 @@ class Event:
     def elapsed_time(self, end: Event) -> float:
         """Return milliseconds, as torch does; it raises if one has not come."""
         if self.at is None or end.at is None or not self.device.same:
-            message = "not ready, or events of different devices"
-            raise RuntimeError(message)
+            raise RuntimeError("not ready, or events of different devices")
         return end.at - self.at
 
 

@@ -165,11 +165,7 @@ def test_deepspeed(tmp_path: Path) -> None:
     """A DeepSpeed training: the engine's steps, their time, norm, skipped steps and time in
     collectives, and checkpoints as pauses, of which the last is found whole.
     """
-    variables = {
-        "DS_ACCELERATOR": "cpu",
-        "CHECKPOINTS": str(tmp_path / "saved"),
-        "LINGER": "600",
-    }
+    variables = {"DS_ACCELERATOR": "cpu", "CHECKPOINTS": str(tmp_path / "saved"), "LINGER": "600"}
     config = deepspeed_config(
         bf16={"enabled": True},
         zero_optimization={"stage": 2},

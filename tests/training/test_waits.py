@@ -118,11 +118,7 @@ def test_functional_collectives(agents_end: AgentsEnd, monkeypatch: pytest.Monke
     ],
 )
 def test_collectives_between_two_steps(
-    agents_end: AgentsEnd,
-    monkeypatch: pytest.MonkeyPatch,
-    way: str,
-    operation: str,
-    share: float,
+    agents_end: AgentsEnd, monkeypatch: pytest.MonkeyPatch, way: str, operation: str, share: float
 ) -> None:
     """While the host waits for others between two steps, the page says in which collective; within
     one, nothing is done at all where that is not measured.

@@ -37,10 +37,7 @@ def dated(directory: Path, name: str, issuer: str, names: str, start: float, end
     )
     _openssl(directory, f"req {KEY} {name}.key -subj /CN={name} -out {name}.csr")
     signer = f"-cert {issuer}.pem -keyfile {issuer}.key -startdate {begin} -enddate {over}"
-    _openssl(
-        directory,
-        f"ca -batch -notext -config ca.cnf {signer} -in {name}.csr -out {name}.pem",
-    )
+    _openssl(directory, f"ca -batch -notext -config ca.cnf {signer} -in {name}.csr -out {name}.pem")
 
 
 def encrypted(directory: Path, name: str) -> None:

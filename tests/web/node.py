@@ -5,20 +5,17 @@ agent.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
-import os
 import random
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.agents import RunningAgent, running
+from tests.kernel_log import KernelLog
 from tests.nvml.simulator import Simulator
 
 FIXTURES = Path(__file__).parents[1] / "collectors" / "fixtures"
-XID = "4,{0},{1},-;NVRM: Xid (PCI:{2}): {3}, pid=1234, name=python3, {4}\n"
 
 
 class Node:
@@ -34,13 +31,7 @@ class Node:
         (sys / "class" / "net").symlink_to("/sys/class/net")
         (sys / "devices" / "system").symlink_to("/sys/devices/system")
         self.dev = directory / "dev"
-        self.dev.mkdir()
-        os.mkfifo(self.dev / "kmsg")
-        self._log = os.open(self.dev / "kmsg", os.O_RDWR | os.O_NONBLOCK)
-        fcntl.fcntl(
-            self._log, fcntl.F_SETFL, os.O_NONBLOCK | os.O_DIRECT
-        )  # packets: one record a read
-        self._sequence = 0
+        self._log = KernelLog(self.dev / "kmsg")
 
     @contextlib.contextmanager
     def agent(self, more: str = "") -> Iterator[RunningAgent]:
@@ -56,17 +47,6 @@ class Node:
             self.directory, config + more, environment=self.nvml.environment(), flags=paths
         ) as agent:
             yield agent
-
-    def xid(self, gpu: int, code: int, text: str) -> None:
-        """Have the driver report an Xid."""
-        self._sequence += 1
-        now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
-        os.write(
-            self._log,
-            XID.format(
-                self._sequence, now, self.nvml.value(gpu, "pci")[4:].lower(), code, text
-            ).encode(),
-        )
 
     def train(self, moment: float) -> None:
         """Put the GPUs under the load of a training job, as it is `moment` seconds into it."""
@@ -91,19 +71,17 @@ class Node:
         self.nvml.set(5, "remapped_pending", 1)
         self.nvml.set(6, "nvlink3_state", 0)
         self.nvml.fault("fail", 15, gpu=7)
-        if self._sequence == 0:
-            self.xid(7, 79, "GPU has fallen off the bus.")
+        bus = self.nvml.value(7, "pci")[4:].lower()
+        lost = "pid=1234, name=python3, GPU has fallen off the bus."
+        self._log.say(f"NVRM: Xid (PCI:{bus}): 79, {lost}")
 
     def close(self) -> None:
         """Close the kernel log."""
-        os.close(self._log)
+        self._log.close()
 
 
 @contextlib.contextmanager
 def node(directory: Path) -> Iterator[Node]:
     """Make a simulated node below an existing directory."""
-    made = Node(directory)
-    try:
+    with contextlib.closing(Node(directory)) as made:
         yield made
-    finally:
-        made.close()

@@ -72,9 +72,7 @@ def training() -> Iterator[list[subprocess.Popen[bytes]]]:
             }
             started.append(
                 subprocess.Popen(
-                    [sys.executable, RANK],
-                    env=os.environ | variables,
-                    stdin=subprocess.PIPE,
+                    [sys.executable, RANK], env=os.environ | variables, stdin=subprocess.PIPE
                 )
             )
         yield started
@@ -225,10 +223,7 @@ def main() -> int:
             wait=".verdict.bad:has-text('hung')",
             size=WHOLE,
         )
-        with (
-            tempfile.TemporaryDirectory() as place,
-            running(Path(place), WITHOUT_CLOCK) as agent,
-        ):
+        with tempfile.TemporaryDirectory() as place, running(Path(place), WITHOUT_CLOCK) as agent:
             agent.wait(lambda scrape: scrape.value("dshealthd_memory_total_bytes"))
             visit = Visit(browser, f"http://127.0.0.1:{agent.port}/", SIZE)
             visit.page.wait_for_selector(".verdict.good")

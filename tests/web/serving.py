@@ -169,8 +169,7 @@ def closed_after(connection: socket.socket, limit: float = 60.0) -> float:
     except ConnectionResetError:
         pass
     except TimeoutError as error:
-        message = f"still open after {limit:g} s"
-        raise AssertionError(message) from error
+        raise AssertionError(f"still open after {limit:g} s") from error
     return watch.seconds()
 
 

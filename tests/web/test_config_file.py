@@ -20,6 +20,7 @@ from dshealthd.cli.main import main
 from dshealthd.core.options import ConfigError
 from dshealthd.web import config_file
 from dshealthd.web.config_file import WebConfigFile
+from tests.jobs.machines import Clock
 from tests.stopwatch import Stopwatch
 
 CHECK_INTERVAL = 1.0
@@ -261,16 +262,6 @@ def test_check_config_checks_the_web_config_file(
     assert main(["check-config", flag, str(write)]) == 0
 
 
-class Clock:
-    """A clock that is set by hand."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        """Return the time in seconds."""
-        return self.now
-
-
 def changed(file: WebConfigFile, clock: Clock) -> WebConfigFile:
     """Let the time pass after which the files are looked at again."""
     clock.now += CHECK_INTERVAL
@@ -346,16 +337,6 @@ def test_file_system_that_hangs_is_waited_for_once(
         asyncio.run(scene())
     finally:
         hanging.set()
-
-
-def test_change_that_keeps_time_and_size_is_taken_up(file: Path) -> None:
-    """A user who was taken away is out, though the file was written with `cp -p`."""
-    clock = Clock()
-    config = WebConfigFile(file, clock)
-    before = file.stat()
-    file.write_bytes(file.read_bytes().replace(b"alice:", b"carol:"))
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert set(changed(config, clock).config.users) == {"bob", "carol"}
 
 
 def test_bad_change_keeps_the_one_before(file: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -40,10 +40,10 @@ def test_foreign(host: str) -> None:
 def test_names_of_this_node() -> None:
     """The host name, with the resolver's domains, and what is configured."""
     assert parse_domains("# x\nsearch a.b. C.d\nnameserver 1.1.1.1\n\ndomain e\n") == {
-        *("a.b", "c.d", "e"),
+        *("a.b", "c.d", "e")
     }
     assert own_names("Node-7.a", ["b"], ["Health.example"]) == {
-        *("node-7", "node-7.a", "node-7.b", "localhost", "health.example"),
+        *("node-7", "node-7.a", "node-7.b", "localhost", "health.example")
     }
 
 

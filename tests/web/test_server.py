@@ -24,14 +24,7 @@ from dshealthd.web import server as web_server
 from dshealthd.web.page_files import page_files
 from dshealthd.web.server import REQUESTS, Server, _to_open
 from tests.waiting import until
-from tests.web.serving import (
-    VALUE,
-    Served,
-    options,
-    received,
-    serving,
-    small_snapshot,
-)
+from tests.web.serving import VALUE, Served, options, received, serving, small_snapshot
 
 PAGE_FILES = page_files()
 PATHS = ("/metrics", "/api/v1/status", "/-/healthy", "/-/ready")
@@ -168,9 +161,7 @@ def test_status_tells_states_reasons_and_samples(served: Served) -> None:
     }
 
 
-def test_a_clock_that_is_set_does_not_make_the_agent_older(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_clock_that_is_set_does_not_make_the_agent_older(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that boots with a wrong clock has not been up for the years by which it was wrong."""
     began = time.monotonic()
     clocks = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + 1e9)

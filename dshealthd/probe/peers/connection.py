@@ -22,16 +22,6 @@ class PeerConnection(Connection):
     """One caller's connection: a frame at a time, and its answer."""
 
     _gate: PeerGate
-    __slots__ = (
-        "_blocked",
-        "_frames",
-        "_receiving",
-        "_serve",
-        "_task",
-        "challenge",
-        "hello",
-        "session",
-    )
 
     def __init__(
         self,

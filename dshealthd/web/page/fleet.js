@@ -51,6 +51,15 @@ const told = (states) =>
 const TROUBLED = ["critical", "unreachable", "unknown", "warning"];
 const problems = (fleet) => TROUBLED.reduce((sum, state) => sum + (fleet.states[state] || 0), 0);
 
+const listed = (node, now) =>
+  h(
+    "li",
+    { "data-key": node.name },
+    h("span", {}, mark(level(node)), h("span", { class: "spoken" }, MARKS[level(node)][1])),
+    h("b", {}, h("a", { href: address(node.name) }, node.name)),
+    h("div", {}, says(node, now)),
+  );
+
 function summary(fleet) {
   const parts = told(fleet.states);
   const worst = worstOf(fleet.states);
@@ -59,23 +68,7 @@ function summary(fleet) {
     "section",
     { class: `verdict ${worst}`, "aria-label": "Summary" },
     h("h2", {}, mark(worst), parts.length ? [parts.join(", "), h("span", { class: "quiet" }, `  of ${plural(fleet.members, "node")}`)] : "All nodes healthy"),
-    troubled.length
-      ? h(
-          "ul",
-          {},
-          troubled
-            .slice(0, LISTED)
-            .map((node) =>
-              h(
-                "li",
-                { "data-key": node.name },
-                h("span", {}, mark(level(node)), h("span", { class: "spoken" }, MARKS[level(node)][1])),
-                h("b", {}, h("a", { href: address(node.name) }, node.name)),
-                h("div", {}, says(node, fleet.time)),
-              ),
-            ),
-        )
-      : null,
+    troubled.length ? h("ul", {}, troubled.slice(0, LISTED).map((node) => listed(node, fleet.time))) : null,
     problems(fleet) > LISTED ? h("p", { class: "quiet" }, `and ${problems(fleet) - LISTED} more`) : null,
     fleet.suspects.map(({ kind, component, reason }) =>
       h("p", { class: "warn" }, `\u25b2 This node's probes suspect ${kind} ${component}: ${words(reason)}`),
@@ -83,25 +76,18 @@ function summary(fleet) {
   );
 }
 
-// One square for each leaf of a fleet that is too large for one for each node.
-function leafSquares(found) {
-  return h(
-    "ul",
-    { class: "squares" },
-    found.map(({ leaf, states }) => {
-      const text = `${leaf || "leaf unknown"}: ${told(states).join(", ") || "all healthy"}`;
-      return h(
-        "li",
-        {},
-        h(
-          "span",
-          { class: worstOf(states), title: text },
-          h("span", { "aria-hidden": "true" }, MARKS[worstOf(states)][0]),
-          h("span", { class: "spoken" }, text),
-        ),
-      );
-    }),
-  );
+function square(tag, look, shown, spoken) {
+  return h(tag, look, h("span", { "aria-hidden": "true" }, MARKS[look.class][0], shown), h("span", { class: "spoken" }, spoken));
+}
+
+function leafSquare({ leaf, states }) {
+  const text = `${leaf || "leaf unknown"}: ${told(states).join(", ") || "all healthy"}`;
+  return h("li", {}, square("span", { class: worstOf(states), title: text }, null, text));
+}
+
+function nodeSquare(node, named, now) {
+  const look = { class: level(node), href: address(node.name), title: `${node.name}: ${says(node, now)}` };
+  return h("li", { "data-key": node.name }, square("a", look, named ? ` ${node.name}` : null, `${node.name}: ${node.state}`));
 }
 
 const legend = () =>
@@ -113,6 +99,7 @@ const legend = () =>
     ),
   );
 
+// A square for each node; of a fleet that is too large for that, one for each leaf.
 function squares(fleet) {
   const { nodes } = fleet;
   if (nodes.length < fleet.members) {
@@ -120,7 +107,7 @@ function squares(fleet) {
       "section",
       { class: "panel", "aria-label": "Leaves" },
       h("h2", {}, h("span", {}, "Leaf switches"), h("span", { class: "about" }, "each by its worst node")),
-      leafSquares(fleet.leaves),
+      h("ul", { class: "squares" }, fleet.leaves.map(leafSquare)),
       legend(),
     );
   }
@@ -136,22 +123,7 @@ function squares(fleet) {
         "div",
         { class: "leaf" },
         leaf || leaves.size > 1 ? h("h3", {}, leaf || "leaf unknown") : null,
-        h(
-          "ul",
-          { class: named ? "squares named" : "squares" },
-          those.map((node) =>
-            h(
-              "li",
-              { "data-key": node.name },
-              h(
-                "a",
-                { class: level(node), href: address(node.name), title: `${node.name}: ${says(node, fleet.time)}` },
-                h("span", { "aria-hidden": "true" }, MARKS[level(node)][0], named ? ` ${node.name}` : ""),
-                h("span", { class: "spoken" }, `${node.name}: ${node.state}`),
-              ),
-            ),
-          ),
-        ),
+        h("ul", { class: named ? "squares named" : "squares" }, those.map((node) => nodeSquare(node, named, fleet.time))),
       ),
     ),
     legend(),

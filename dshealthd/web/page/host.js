@@ -1,7 +1,7 @@
 // The kernel log, the host, its software, and the collectors.
 
 import { h } from "./elements.js";
-import { age, count, duration, known, plural, sum, unknown, words } from "./numbers.js";
+import { age, count, duration, known, plural, sum, unit, unknown, words } from "./numbers.js";
 import { figure, flag, mark, panel, table } from "./pieces.js";
 import { line } from "./trends.js";
 
@@ -50,12 +50,11 @@ export function host(status) {
   const offset = status.value("clock_offset_seconds");
   const clock = status.of(null, "clock_synchronized");
   const software = status.samples("software_info").map(({ labels }) => labels);
-  const versions = software.map((labels) =>
-    figure(
-      [words(labels.component), labels.environment ? h("span", { class: "unit" }, ` ${labels.environment}`) : null],
-      labels.version || unknown(),
-    ),
+  const versions = software.map(({ component, environment, version }) =>
+    figure([words(component), environment ? unit(` ${environment}`) : null], version || unknown()),
   );
+  const shift = known(offset) ? unit(` ${offset < 0 ? "\u2212" : "+"}${duration(Math.abs(offset))}`) : null;
+  const told = { 0: h("span", { class: clock }, `${flag(clock)}not synchronized`), 1: ["synchronized", shift] };
   return [
     status.absent("kernel")
       ? null
@@ -74,21 +73,9 @@ export function host(status) {
             figure("CPUs", count(cpus)),
             figure("threads", [
               count(status.value("threads")),
-              h("span", { class: "unit" }, ` of ${status.value("threads_limit")?.toLocaleString("en-US") ?? "unknown"}`),
+              unit(` of ${status.value("threads_limit")?.toLocaleString("en-US") ?? "unknown"}`),
             ]),
-            status.absent("clock") ? null : figure(
-              "clock",
-              synchronized === 1
-                ? [
-                    "synchronized",
-                    known(offset)
-                      ? h("span", { class: "unit" }, ` ${offset < 0 ? "\u2212" : "+"}${duration(Math.abs(offset))}`)
-                      : null,
-                  ]
-                : synchronized === 0
-                  ? h("span", { class: clock }, `${flag(clock)}not synchronized`)
-                  : unknown(),
-            ),
+            status.absent("clock") ? null : figure("clock", told[synchronized] || unknown()),
           ],
         ),
     status.absent("software") || !versions.length
@@ -122,11 +109,7 @@ export function collectors(status) {
         {},
         h("b", {}, mark(level(collector)), collector.name),
         h("span", { class: state === "ok" ? "quiet" : level(collector) }, state),
-        h(
-          "span",
-          { class: "num" },
-          collector.age_seconds === null ? "" : [age(collector.age_seconds), h("span", { class: "unit" }, " ago")],
-        ),
+        h("span", { class: "num" }, collector.age_seconds === null ? "" : [age(collector.age_seconds), unit(" ago")]),
         h("span", { class: "num quiet" }, collector.duration_seconds === null ? "" : duration(collector.duration_seconds)),
         why.length ? h("p", {}, why.join(" \u00b7 ")) : null,
       );

@@ -1,7 +1,7 @@
 // The training jobs of this node: progress, hangs and their culprits.
 
 import { h } from "./elements.js";
-import { count, duration, known, plural, seconds, unknown, words } from "./numbers.js";
+import { count, duration, known, plural, seconds, unit, unknown, words } from "./numbers.js";
 import { figure, mark, panel, table } from "./pieces.js";
 import { line } from "./trends.js";
 
@@ -62,7 +62,7 @@ function one(job, now) {
   return h(
     "div",
     { class: "job", "data-key": job.job },
-    h("h3", {}, mark(level), job.job, h("span", { class: "unit" }, ` ${doing(job, now)}`)),
+    h("h3", {}, mark(level), job.job, unit(` ${doing(job, now)}`)),
     hang(job),
     stall(job),
     failures.map(({ slug, rank, node }) =>

@@ -4,8 +4,8 @@ import { h } from "./elements.js";
 
 export const known = (value) => typeof value === "number" && Number.isFinite(value);
 export const unknown = () => h("span", { class: "unknown" }, "unknown");
-export const show = (value, unit, digits = 0) =>
-  known(value) ? [value.toFixed(digits), unit ? h("span", { class: "unit" }, ` ${unit}`) : ""] : [unknown()];
+export const unit = (text) => h("span", { class: "unit" }, text);
+export const show = (value, name, digits = 0) => (known(value) ? [value.toFixed(digits), unit(` ${name}`)] : [unknown()]);
 export const said = (value) => (known(value) ? value.toFixed(0) : "unknown");
 export const count = (value) => (known(value) ? value.toLocaleString("en-US", { maximumFractionDigits: 0 }) : unknown());
 export const percent = (value) => (known(value) ? show(value * 100, "%", value < 0.0995 && value > 0 ? 1 : 0) : [unknown()]);
@@ -22,7 +22,7 @@ function scaled(value, base, units) {
 }
 export const bytes = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]);
 export const bits = (value) => scaled(value * 8, 1000, ["bit/s", "kb/s", "Mb/s", "Gb/s", "Tb/s"]);
-export const measure = ([text, unit]) => (unit ? [text, h("span", { class: "unit" }, ` ${unit}`)] : [unknown()]);
+export const measure = ([text, name]) => (name ? [text, unit(` ${name}`)] : [unknown()]);
 
 export function duration(seconds) {
   if (!known(seconds)) return "unknown";

@@ -1,7 +1,7 @@
 // Building blocks of panels.
 
 import { h } from "./elements.js";
-import { age, bits, clock, known, measure, plural, unknown, words, zone } from "./numbers.js";
+import { age, bits, clock, count, known, measure, plural, unit, words, zone } from "./numbers.js";
 
 export function bar(value, full, { marks = [], level = "", label }) {
   if (!known(value) || !known(full) || full <= 0)
@@ -11,9 +11,7 @@ export function bar(value, full, { marks = [], level = "", label }) {
     "div",
     { class: `bar ${level}`, role: "img", "aria-label": label },
     h("i", { value: at(value) }),
-    marks
-      .filter((mark) => known(mark.at))
-      .map((mark) => h("b", { at: at(mark.at), class: mark.last ? "last" : null, title: mark.title })),
+    marks.map((mark) => h("b", { at: at(mark.at), class: mark.last ? "last" : null, title: mark.title })),
   );
 }
 
@@ -33,7 +31,7 @@ export const mark = (level) => h("span", { class: `mark ${level}`, "aria-hidden"
 
 // Whether the agent answers, and of when the data is.
 export const seen = (state, answered) =>
-  h("span", { class: "live" }, h("span", { class: "beat" }), `${state}, last seen ${clock(new Date(answered))}`, h("span", { class: "unit" }, ` ${zone()}`));
+  h("span", { class: "live" }, h("span", { class: "beat" }), `${state}, last seen ${clock(new Date(answered))}`, unit(` ${zone()}`));
 
 // A bar for each hour or day, as high as it was bad: [name, level], where the level is none if no agent watched.
 export function strip(title, unit, cells) {
@@ -53,6 +51,12 @@ export function figure(name, value, ...rest) {
   return h("div", { class: "figure" }, h("div", { class: "line" }, h("span", {}, name), h("span", {}, value)), rest);
 }
 
+// How much of a limit is used, with its bar and perhaps its line.
+export function share(name, value, limit, look, otherwise = "") {
+  const of = known(limit) ? ` of ${limit.toLocaleString("en-US")}` : otherwise;
+  return figure(name, [count(value), unit(of)], bar(value, limit, look), look.line);
+}
+
 export function panel(status, title, about, collectors, content) {
   const entries = collectors.map((name) => status.collectors.get(name)).filter(Boolean);
   const [main] = entries;
@@ -68,13 +72,8 @@ export function panel(status, title, about, collectors, content) {
       h("span", { class: "about" }, about || ""),
       main && main.age_seconds !== null ? h("span", { class: "age" }, `${age(main.age_seconds)} old`) : null,
     ),
-    failing.map((collector) =>
-      h(
-        "p",
-        { class: "fault" },
-        `${collector.name}: ${words(collector.reason || "failing")}`,
-        collector.detail ? ` \u2013 ${collector.detail}` : "",
-      ),
+    failing.map(({ name, reason, detail }) =>
+      h("p", { class: "fault" }, `${name}: ${words(reason || "failing")}`, detail ? ` \u2013 ${detail}` : ""),
     ),
     pending ? h("p", { class: "unknown" }, "no sample yet") : content,
   );
@@ -112,11 +111,7 @@ export function table(heads, rows) {
     h(
       "thead",
       {},
-      h(
-        "tr",
-        {},
-        heads.map((head) => h("th", { scope: "col", class: head.startsWith("#") ? "num" : null }, head.replace("#", ""))),
-      ),
+      h("tr", {}, heads.map((head) => h("th", { scope: "col", class: head.startsWith("#") ? "num" : null }, head.replace("#", "")))),
     ),
     h("tbody", {}, rows),
   );
