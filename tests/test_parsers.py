@@ -133,7 +133,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("linux.tcp_sockets", "parse_sockstat", LINES),
         ("linux.tcp_tables", "parse_tcp", LINES),
         ("probe.members.membership", "parse_nodes", st.lists(TEXT)),
-        ("probe.peers.key_file", "parse_keys", BYTES),
+        ("probe.peers.credentials", "parse_keys", BYTES),
         ("probe.peers.protocol", "parse_challenge", BYTES),
         ("training.message", "decode", BYTES),
         ("training.message", "newest_message", BYTES),

@@ -22,8 +22,7 @@ from dshealthd.probe.members.local_membership import LocalMembership, hostname
 from dshealthd.probe.members.schedule import epoch_at
 from dshealthd.probe.metrics import RoundMetrics
 from dshealthd.probe.node import PREPARATION
-from dshealthd.probe.peers.credentials import Credentials
-from dshealthd.probe.peers.key_file import CredentialError
+from dshealthd.probe.peers.credentials import CredentialError, Credentials
 from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.requests import MAX_LISTED
 from dshealthd.probe.slots import SlotRunner

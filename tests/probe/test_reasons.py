@@ -34,9 +34,9 @@ from dshealthd.probe.observation import (
 from dshealthd.probe.peers.fields import OTHER, REASONS, KnownReason, known_reason
 from dshealthd.probe.peers.messages import METHODS
 from dshealthd.probe.peers.protocol import DEFECT, TIMED_OUT, Rejection
-from dshealthd.probe.rounds import conclusion, remote_store
+from dshealthd.probe.rounds import conclusion
 from dshealthd.probe.rounds.active_round import Decline, RoundReport
-from dshealthd.probe.workers import fork_server, job, worker
+from dshealthd.probe.workers import fork_server, job, store, worker
 
 PROBE = Path(node.__file__).parent
 PLAN = RoundPlan(
@@ -73,7 +73,7 @@ def test_every_reason_of_ours_is_known() -> None:
         policy.DUTY,
         *(node.NO_PYTHON, node.WARMING_UP, node.NO_CUDA, node.GPUS_DIFFER),
         *(conclusion.SILENT, conclusion.IMPLAUSIBLE),
-        *(remote_store.TIMED_OUT, remote_store.NOT_DONE, TIMED_OUT, DEFECT),
+        *(store.TIMED_OUT, store.NOT_DONE, TIMED_OUT, DEFECT),
         *(fork_server.DEADLINE, fork_server.PARENT),
         *job.OWN,
         *(slug for slug, _ in worker.REASONS),

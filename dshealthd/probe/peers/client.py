@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
     from dshealthd.core.schema import Record
     from dshealthd.probe.options import PeerOptions
-    from dshealthd.probe.peers.link import Link
+    from dshealthd.probe.peers.pool import Link
 
 CALLS = counter(
     "dshealthd_probe_peer_calls_total", "Calls made to other nodes' agents.", "method", "outcome"

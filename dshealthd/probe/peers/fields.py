@@ -20,6 +20,13 @@ MAX_SIZES, MAX_REPETITIONS = 32, 1000
 """Most sizes of a round's collectives, and repetitions of each."""
 MAX_PAIRS = 6
 """Most pairs that a report has; only those of this epoch or the last one are reported."""
+MAX_KEY = 256
+MAX_VALUE = 45000
+"""Bytes in a rendezvous store: in base64 and with the other fields a value fits into the largest
+body between agents.
+"""
+MAX_WAIT = 4.0
+"""Seconds that one operation of the store waits for a key; a longer wait takes several calls."""
 OTHER = "other"
 """A reason from a peer that this release does not know."""
 REASONS = frozenset({

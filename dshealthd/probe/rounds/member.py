@@ -18,7 +18,7 @@ from dshealthd.probe.rounds.conclusion import (
     merge,
     own_timings,
 )
-from dshealthd.probe.rounds.remote_store import RemoteStore
+from dshealthd.probe.workers.store import RemoteStore
 
 if TYPE_CHECKING:
     from dshealthd.probe.node import ThisNode

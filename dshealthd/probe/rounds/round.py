@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import ON_DEMAND, Outcome, RoundKind, Stage
 from dshealthd.probe.peers.protocol import Refusal, Rejection
-from dshealthd.probe.rounds import leader, member, remote_store
+from dshealthd.probe.rounds import leader, member
 from dshealthd.probe.rounds.active_round import (
     WHOLE,
     ActiveRound,
@@ -23,6 +23,7 @@ from dshealthd.probe.rounds.active_round import (
     RoundReport,
 )
 from dshealthd.probe.rounds.conclusion import unless_starved
+from dshealthd.probe.workers import store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -181,7 +182,7 @@ class Rounds:
     # What members send
 
     async def _store(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        return await remote_store.serve(self._led(sender, body).store, body)
+        return await store.serve(self._led(sender, body).store, body)
 
     async def _result(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
         active = self._led(sender, body)

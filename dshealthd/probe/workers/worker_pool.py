@@ -28,10 +28,10 @@ from dshealthd.probe.workers.fork_server import (
     ForkedWorker,
     ForkServer,
     ForkServerError,
+    StatusPage,
 )
 from dshealthd.probe.workers.job import RankResult
 from dshealthd.probe.workers.session import NodeWorkers, WorkerSession
-from dshealthd.probe.workers.status_page import StatusPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from dshealthd.probe.members.hostlist import MembershipError
-from dshealthd.probe.members.own_name import is_local, own_name
+from dshealthd.probe.members.local_membership import is_local, own_name
 from tests.netns import network_namespace
 
 NONE = "by name or address; set it to the right one"

@@ -9,8 +9,7 @@ import pytest
 
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
-from dshealthd.probe.peers.link import Link
-from dshealthd.probe.peers.pool import ConnectionPool, error_meaning
+from dshealthd.probe.peers.pool import ConnectionPool, Link, error_meaning
 from dshealthd.probe.peers.protocol import Hello, PeerSession, TimeoutMeaning
 from dshealthd.probe.peers.resolver import Resolver
 

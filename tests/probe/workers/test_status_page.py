@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from dshealthd.probe.workers.status_page import StatusPage
+from dshealthd.probe.workers.fork_server import StatusPage
 
 
 @pytest.mark.parametrize(
