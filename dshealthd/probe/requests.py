@@ -12,12 +12,9 @@ from dshealthd.probe.rounds.active_round import Decline
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from dshealthd.probe.node import ProbeState
     from dshealthd.probe.rounds.active_round import RoundReport
     from dshealthd.probe.rounds.round import Handler, Rounds
-    from dshealthd.probe.state import ProbeState
-
-MAX_LISTED = 64
-"""Maximum members or suspects listed in an answer or the status."""
 
 
 class PeerRequests:

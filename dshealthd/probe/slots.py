@@ -8,7 +8,6 @@ the epoch leads; if it stays silent for TAKE_OVER seconds, the other one does.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 from collections import deque
@@ -19,7 +18,7 @@ from dshealthd import __version__
 from dshealthd.core import state_writer
 from dshealthd.core.schema import SchemaError
 from dshealthd.core.sockets import listen_address
-from dshealthd.core.timing import Backoff
+from dshealthd.core.timing import Backoff, happens
 from dshealthd.probe.hung_jobs import Neighborhood
 from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.members.schedule import Timetable, epoch_at, root_order
@@ -57,10 +56,10 @@ from dshealthd.probe.workers.store import LocalStore
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from dshealthd.probe.node import ProbeState
     from dshealthd.probe.peers.credentials import Credentials
-    from dshealthd.probe.state import ProbeState
     from dshealthd.probe.verdicts.baseline import Baselines
-    from dshealthd.probe.verdicts.detector import Confirmation
+    from dshealthd.probe.verdicts.planner import Confirmation
 
 log = logging.getLogger(__name__)
 
@@ -215,12 +214,8 @@ class SlotRunner:
         again, period = self._state.again, self._state.options.period
         while True:
             now = self._state.wall()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(
-                    (epoch_at(now - period / 2, period) + 1.5) * period - now
-                ):
-                    await again.wait()
-            demanded = again.is_set()
+            due = (epoch_at(now - period / 2, period) + 1.5) * period
+            demanded = await happens(again, due - now)
             again.clear()
             if not await self._state.local_membership.refresh(again=demanded):
                 continue

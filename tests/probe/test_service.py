@@ -31,8 +31,8 @@ from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.slots import jitter
 from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests.agents import running
-from tests.probe.peering import KEY, OTHER_KEY, PATIENT, may_block, secret
-from tests.probe.services import NAMES, PERIOD, Agent, Clock, agents, snapshot
+from tests.probe.peering import KEY, PATIENT, may_block, secret
+from tests.probe.services import NAMES, PERIOD, Agent, agents, snapshot
 from tests.threads import running_threads
 from tests.waiting import eventually
 
@@ -112,45 +112,6 @@ async def test_half_the_agents_gone(tmp_path: Path) -> None:
         assert met in {0, two.value("probe_member_hash", "self")}, "nobody has met who is gone"
 
 
-async def test_clock_off(tmp_path: Path) -> None:
-    """A node whose clock is 288 s ahead is declined for that reason without a hang; the others
-    report it with the reason, and it sees its own offset.
-    """
-    async with agents(tmp_path, 3, clocks={NAMES[2]: 288.0}) as (one, two, off):
-        await eventually(
-            lambda: any(
-                sample.labels == (off.name, "clock_differs")
-                for agent in (one, two)
-                for sample in agent.all("probe_peer_disagrees")
-            )
-        )
-        await eventually(lambda: off.value("probe_clock_offset_seconds", "median") != 0)
-        # An offset is known to within half the echo time, which is long on a busy machine.
-        slowest = max(agent.value("probe_round_trip_seconds", "max") for agent in (one, two, off))
-        assert off.value("probe_clock_offset_seconds", "median") == pytest.approx(
-            -288, abs=1 + slowest
-        )
-        await eventually(
-            lambda: any(
-                name == two.name for epoch in epochs([one, two]) for name in partners(one, epoch)
-            )
-        )
-
-
-async def test_wrong_key(tmp_path: Path) -> None:
-    """A node with another key is no suspect: both sides report that they differ, and the others go
-    on.
-    """
-    async with agents(tmp_path, 3, keys={NAMES[2]: OTHER_KEY}) as members:
-        one, two, wrong = members
-        say = "probe_peer_disagrees", wrong.name, "key"
-        await eventually(lambda: all(agent.value(*say) for agent in (one, two)))
-        await eventually(lambda: wrong.value("probe_peer_disagrees") == 2)
-        begun = one.wall() // PERIOD
-        await eventually(lambda: any(epoch > begun + 4 for epoch in epochs([one, two])))
-        assert [agent.suspects for agent in members] == [[], [], []]
-
-
 async def test_an_agent_s_probes_have_collectors_look(tmp_path: Path) -> None:
     """They ask for those that tell whether a job has started."""
     asked: list[str] = []
@@ -181,26 +142,6 @@ def reads(hostfile: Path) -> Callable[[ProbeOptions], ProbeOptions]:
     return lambda options: replace(
         options, members=MembershipOptions(hostfile=hostfile, name=options.members.name)
     )
-
-
-async def test_a_renamed_node_is_no_suspect(tmp_path: Path) -> None:
-    """While a node does not know its new name yet, the others report that it has another one: its
-    signed answer shows that it is there, and has the key.
-    """
-
-    def late(options: ProbeOptions) -> ProbeOptions:
-        if options.members.name != NAMES[2]:
-            return options
-        old = MembershipOptions(nodes=(*NAMES[:2], NAMES[3]), name=NAMES[3])
-        return replace(options, members=old)
-
-    async with agents(tmp_path, 3, change=late) as (one, two, renamed):
-        del renamed
-        say = "probe_peer_disagrees", NAMES[2], "wrong_receiver"
-        await eventually(lambda: all(agent.value(*say) for agent in (one, two)))
-        begun = one.wall() // PERIOD
-        await eventually(lambda: any(epoch > begun + 4 for epoch in epochs([one, two])))
-        assert one.suspects == two.suspects == []
 
 
 async def test_hostfile_is_read_again(tmp_path: Path) -> None:
@@ -364,14 +305,6 @@ async def test_rounds_do_not_wait_for_torch(
         await eventually(lambda: epochs(both))
         assert all(agent.value("probe_skips_total", "warming_up") for agent in both)
     assert {(tmp_path / name / FILE).read_text() for name in NAMES[:2]} == {"{}"}
-
-
-async def test_off(tmp_path: Path) -> None:
-    """Without a configuration there is nothing to say, and nothing is done."""
-    off = Agent(ProbeOptions(), tmp_path, snapshot(), Clock(0.0)).service
-    off.start()
-    assert (off.status(), [*off.samples()], off._task) == ({"state": "off"}, [], None)
-    await off.close()
 
 
 @may_block

@@ -65,7 +65,7 @@ class KnownReason(Plain):
         """Return the reason that the schema allows."""
         if not isinstance(value, str) or (value and SLUG.fullmatch(value) is None):
             misfit(place, "is not a slug")
-        return known_reason(value)
+        return value if not value or value in REASONS else OTHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,3 @@ NAME = Text(64)
 """Name of a round or a part, or a digest."""
 MEMBERS = Array(NodeName(), 2, 2)
 LATE = Array(NodeName(), 2)
-
-
-def known_reason(reason: str) -> str:
-    """Return a known reason unchanged and `other` for an unknown one; empty stays empty."""
-    return reason if not reason or reason in REASONS else OTHER
