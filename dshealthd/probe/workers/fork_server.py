@@ -285,9 +285,9 @@ class ForkServer:
     def _process(self, message: Any, descriptors: list[int]) -> None:
         match message:
             case {"ready": _}:
-                self._settle(message, None)
+                self._settle(message)
             case {"failed": reason, "detail": detail}:
-                self._settle(None, ForkServerError(str(reason), str(detail)))
+                self._settle(ForkServerError(str(reason), str(detail)))
             case {"forked": number, "pid": pid}:
                 child, future = ForkedWorker(self, pid, descriptors[0]), self._forks.get(number)
                 if future is None or future.done():
@@ -297,13 +297,13 @@ class ForkServer:
             case {"reaped": pid, "status": status}:
                 self._reaped(pid, status)
 
-    def _settle(self, about: dict[str, Any] | None, error: ForkServerError | None) -> None:
+    def _settle(self, found: dict[str, Any] | ForkServerError) -> None:
         if self._ready.done():
             return
-        if error is None and about is not None:
-            self._ready.set_result(about)
-        elif error is not None:
-            self._ready.set_exception(error)
+        if isinstance(found, dict):
+            self._ready.set_result(found)
+        else:
+            self._ready.set_exception(found)
             self._ready.exception()  # mark it as retrieved, in case nobody waits for it
 
     def _reaped(self, pid: int, status: int | None) -> None:
@@ -321,7 +321,7 @@ class ForkServer:
         how = "has ended" if code is None else how_ended(code)
         error = ForkServerError(PARENT, f"the workers' fork server {how}: {self.board.printed()}")
         self.board.close()
-        self._settle(None, error)
+        self._settle(error)
         for future in self._forks.values():
             if not future.done():
                 future.set_exception(error)

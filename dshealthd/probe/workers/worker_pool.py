@@ -257,7 +257,7 @@ class WorkerPool:
                     f"cannot start a worker: {cause(error)}",
                 )
             except ForkServerError as error:
-                if not round_.hurried:
+                if not round_.failed.done():
                     log.warning("probe: %s", error)
                 round_.hurry()
                 after = run_queue(parent.pid)
@@ -266,7 +266,6 @@ class WorkerPool:
                 return _failed(rank_spec, Outcome.FAILED, error.reason, str(error))
             try:
                 one = WorkerSession(rank_spec, worker, round_, lambda: board.counters()[1])
-                round_.attended.append(one)
                 await one.follow(ours)
                 # Before the kill, which removes its /proc entry.
                 queue = run_queue(worker.pid)

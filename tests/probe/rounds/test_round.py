@@ -93,15 +93,6 @@ async def test_busy_member_makes_the_round_light(tmp_path: Path) -> None:
         assert root.fake.runs == member.fake.runs == 0
 
 
-async def test_light_round_by_the_root(tmp_path: Path) -> None:
-    """A root that may not use its GPUs has a light round, whose reason both ends know."""
-    async with company(tmp_path, 2, workers=lambda _: None) as companions:
-        root, member = companions
-        await root.rounds.lead(root.plan(member.name).light(), "policy_never")
-        await all_have(companions)
-        assert same(companions).reason == "policy_never"
-
-
 def different_members(root: Companion, member: Companion) -> None:
     """Have the member believe in another list."""
     member.node.names = (root.name, member.name)
@@ -157,13 +148,6 @@ async def test_a_reason_of_a_later_release(tmp_path: Path) -> None:
         await root.rounds.lead(root.plan(member.name))
         ended(root.observation, Outcome.DECLINED, reason="other")
         assert asked == [RoundKind.PAIR, RoundKind.LIGHT]
-
-
-async def test_clock_does_not_matter_on_demand(tmp_path: Path) -> None:
-    """A round that no schedule asked for needs no agreement on the time."""
-    async with company(tmp_path, 2) as (root, member):
-        member.node.clock_off = 288.0
-        assert (await led(root, member, epoch=ON_DEMAND)).observation.outcome is Outcome.OK
 
 
 async def test_absent_member(tmp_path: Path) -> None:
@@ -405,6 +389,16 @@ CASES = {
         "hung sizes stopped 4",
         "hung them stopped",
     ),
+    "failed before it has spoken to the other": (
+        "hung store deadline 0",
+        "failed import no_address 0",
+        "failed them no_address",
+    ),
+    "both failed before they met": (
+        "failed import no_address 0",
+        "failed import no_address 0",
+        "inconclusive - no_address",
+    ),
     "own worker in the way": ("ok done - 9", "inconclusive import busy 0", "inconclusive - busy"),
 }
 
@@ -427,17 +421,6 @@ async def test_what_workers_say(tmp_path: Path, mine: str, theirs: str, expected
         outcome, late, reason = expected.split()
         assert (observation.outcome, observation.reason) == (Outcome(outcome), reason)
         assert observation.late == ((member.name,) if late == "them" else ())
-
-
-async def test_silent_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member whose workers never end is late, and not waited for without end."""
-    async with company(tmp_path, 2, silent=True) as (root, member):
-        member.fake.silent = True
-        monkeypatch.setattr(leader, "SHARE", 1.0)
-        watch = Stopwatch()
-        observation = (await led(root, member)).observation
-        assert watch.seconds() < 1.0 + 4
-        ended(observation, Outcome.HUNG, late=(member.name,), reason="silent")
 
 
 @pytest.mark.parametrize("guilty", [0, 1], ids=["root", "member"])
