@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
     from dshealthd.probe.verdicts.baseline import Baselines
 
-__all__ = ["Confirmation", "Detector"]
-
 BUSY = "already_testing"
 """The reason of a round that was declined because another one was in progress."""
 INTERMITTENT = "intermittent"
@@ -121,10 +119,9 @@ class Detector:
     def apply_members(self, leaves: Mapping[str, str]) -> None:
         """Apply a new list of members; removed ones are no longer suspects."""
         self._company.apply_members(leaves)
-        for gone in {*self._pairs, *self._ended, *self._gone} - leaves.keys():
-            self._pairs.pop(gone, None)
-            self._ended.pop(gone, None)
-            self._gone.pop(gone, None)
+        for known in (self._pairs, self._ended, self._gone):
+            for name in known.keys() - leaves.keys():
+                del known[name]
 
     def observe(
         self, observation: Observation, *, requested: bool = False
@@ -207,7 +204,7 @@ class Detector:
             )
             well = observation.outcome in {Outcome.OK, *_ANSWERS}
             pair.words[asked] = self._epoch, well
-            if told is not None and accuses_itself(told, REACH, self._high):
+            if accuses_itself(told, REACH, self._high):
                 del self._pairs[peer]
             else:
                 self._judge(pair)
@@ -226,7 +223,7 @@ class Detector:
         local = observation.kind is RoundKind.LOCAL
         for signal in (OWN_NODE,) if local else (REACH,) if hard == REACH else (REACH, RUN):
             bad = not ok and signal == hard
-            blamed = told is not None and accuses_itself(told, signal, self._high)
+            blamed = accuses_itself(told, signal, self._high)
             yield (
                 self._of(signal),
                 Measurement(
@@ -256,13 +253,11 @@ class Detector:
             # No history is started before enough is known to judge.
             history = self._history.get(signal) if measurement is None else self._of(signal)
             bad = False
-            blamed = told is not None and accuses_itself(told, signal, self._high)
+            blamed = accuses_itself(told, signal, self._high)
             if measurement is not None and history is not None:
                 bad = measurement.bad
-                measurement.explained = (
-                    bad
-                    and told is not None
-                    and accuses_itself(told, signal, self._high, measurement.ratio)
+                measurement.explained = bad and accuses_itself(
+                    told, signal, self._high, measurement.ratio
                 )
                 yield history, measurement
             if (
@@ -290,10 +285,7 @@ class Detector:
         )
 
     def _of(self, signal: Signal) -> SignalHistory:
-        history = self._history.get(signal)
-        if history is None:
-            history = self._history[signal] = SignalHistory(signal)
-        return history
+        return self._history.setdefault(signal, SignalHistory(signal))
 
     def _record_round(
         self,
@@ -327,13 +319,9 @@ class Detector:
             self._gone[peer] = self._gone[peer][0], self._epoch
         concerned = pair.signals if pair else bad
         # A peer that blames one of its rails does not explain that all of them are slow.
-        if (
-            told is not None
-            and concerned
-            and all(
-                accuses_itself(told, signal, self._high, pair.least if pair else ratio)
-                for signal in concerned
-            )
+        if concerned and all(
+            accuses_itself(told, signal, self._high, pair.least if pair else ratio)
+            for signal in concerned
         ):
             self._pairs.pop(peer, None)
             self._ended.pop(peer, None)

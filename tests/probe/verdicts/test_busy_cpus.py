@@ -18,7 +18,7 @@ from dshealthd.probe.observation import (
     Suspect,
     Timing,
 )
-from dshealthd.probe.verdicts.detector import Confirmation
+from dshealthd.probe.verdicts.planner import Confirmation
 from tests.probe.verdicts.test_light_rounds import KNOWN, PAIR, SLOW, Company
 
 TIMES = {8: 0.0004, 1024: 0.0006, 65536: 0.0007}

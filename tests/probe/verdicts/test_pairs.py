@@ -56,12 +56,8 @@ def met(
     light: bool = True,
 ) -> None:
     """Record a round with another member, bad if it took longer than usual."""
-    silent = ratio >= HARD
-    round = a_round(number, peer, epoch)
-    silent = ratio >= HARD
-    round = a_round(number, peer, epoch)
-    bad = frozenset({ECHO}) if ratio > HIGH else GOOD
-    known.log.append(Met(round, light=light, ratio=ratio, bad=bad, silent=silent))
+    round, bad = a_round(number, peer, epoch), frozenset({ECHO}) if ratio > HIGH else GOOD
+    known.log.append(Met(round, light=light, ratio=ratio, bad=bad, silent=ratio >= HARD))
 
 
 def suspicion(signal: Signal, bads: int, ratio: float = HARD) -> PairSuspicion:
