@@ -133,33 +133,28 @@ def secret_path(path: Path) -> str:
     )
 
 
-def open_secret(path: Path) -> int:
-    """Return a descriptor of a file with a secret. Raises OSError; PermissionError if others than
-    its owner can reach it. systemd's directory of credentials is itself closed to others, and file
-    modes in it are up to systemd.
+def read_secret(path: Path) -> bytes:
+    """Return the content of a key file. Raises ValueError, and OSError; PermissionError if others
+    than its owner can reach it. systemd's directory of credentials is itself closed to others, and
+    file modes in it are up to systemd. Blocks.
     """
     where = secret_path(path)
     # Open first, then check the descriptor: the file at the path may be replaced in between.
     # Opening a FIFO must not wait for its writer.
     descriptor = os.open(where, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    problem = _exposed(os.fstat(descriptor), ours=where == str(path))
-    if problem is not None:
+    try:
+        if problem := _exposed(os.fstat(descriptor), ours=where == str(path)):
+            raise PermissionError(problem)
+        data = os.read(descriptor, MAX_KEY_FILE + 1)
+    finally:
         os.close(descriptor)
-        raise PermissionError(problem)
-    return descriptor
-
-
-def read_secret(path: Path) -> bytes:
-    """Return the content of a key file. Raises OSError as `open_secret`, or ValueError. Blocks."""
-    with os.fdopen(open_secret(path), "rb") as file:
-        data = file.read(MAX_KEY_FILE + 1)
     if len(data) > MAX_KEY_FILE:
         message = f"is larger than {MAX_KEY_FILE} bytes"
         raise ValueError(message)
     return data
 
 
-def _exposed(status: os.stat_result, *, ours: bool) -> str | None:
+def _exposed(status: os.stat_result, *, ours: bool) -> str:
     """Return why a file cannot be trusted with a secret; modes and owners count for `ours`."""
     if not stat.S_ISREG(status.st_mode):
         return "is not a regular file"
@@ -170,7 +165,7 @@ def _exposed(status: os.stat_result, *, ours: bool) -> str | None:
         )
     if ours and status.st_uid not in {0, os.geteuid()}:
         return f"belongs to user {status.st_uid}; it must belong to root or this process's user"
-    return None
+    return ""
 
 
 def parse_keys(data: bytes) -> tuple[bytes, ...]:

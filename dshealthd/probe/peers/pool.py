@@ -119,7 +119,8 @@ class ConnectionPool:
         self._addresses = addresses
         self._resolver = resolver
         self._monotonic = monotonic
-        self._local = _local_host(options.listen_address)
+        self._local = literal(listen_address(options.listen_address)[0] or "")
+        """The source address: the one to listen on, if that is numeric."""
         self._idle: OrderedDict[Link, str] = OrderedDict()
         """Idle connections and their peers, longest unused first."""
         self._busy: set[Link] = set()
@@ -241,8 +242,3 @@ def error_meaning(error: OSError) -> tuple[Outcome, str]:
     if isinstance(error, PermissionError):
         return Outcome.UNREACHABLE, "not_permitted"  # a firewall, here or on the way
     return Outcome.FAILED, "system_error"
-
-
-def _local_host(text: str) -> Address | None:
-    """Return the pool's source address: the listen address, if that is a single numeric address."""
-    return literal(listen_address(text)[0] or "") if text else None

@@ -109,9 +109,8 @@ class PeerServer:
         return self._listener.port
 
     async def start(self) -> None:
-        """Listen for peers, if an address is configured. Raises OSError if that fails."""
-        if self._options.listen_address:
-            await self._listener.start(*listen_address(self._options.listen_address))
+        """Listen for peers at the configured address. Raises OSError if that fails."""
+        await self._listener.start(*listen_address(self._options.listen_address))
 
     async def close(self) -> None:
         """Stop listening for peers and close the connections; answers in progress get a second."""
