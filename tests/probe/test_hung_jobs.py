@@ -100,32 +100,6 @@ async def test_all_nodes_of_a_job_look_at_the_same_time(tmp_path: Path) -> None:
         )
 
 
-async def test_a_node_of_the_job_that_is_out_of_reach_is_met(tmp_path: Path) -> None:
-    """A node that does not even answer whether it has the job is met too, as the path to it may be
-    at fault: the round is refused at both ends, outside the schedule.
-    """
-    async with agents(tmp_path, 3, change=unscheduled) as members:
-        await eventually(lambda: all(agent.value("probe_up") for agent in members))
-        one, other, third = members
-        give_job(members, "run-1")
-        cut(one, other.name)
-        cut(other, one.name)
-        for agent in (one, other):
-            agent.service.update_hangs([hang("run-1")])
-        await eventually(lambda: sorted(led(one)) == [(other.name, "refused"), (third.name, "ok")])
-        await eventually(lambda: sorted(led(other)) == [(one.name, "refused"), (third.name, "ok")])
-
-
-def cut(agent: Agent, peer: str) -> None:
-    """Redirect an agent's calls to a peer to a port on which nobody listens."""
-    running = agent.service._running
-    assert running is not None
-    pool = running.client._pool
-    addresses = pool._addresses
-    pool._addresses = lambda name: (name, 1) if name == peer else addresses(name)
-    pool.forget(peer)
-
-
 class Company:
     """Members that answer as configured, and record who is asked and met."""
 

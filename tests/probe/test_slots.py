@@ -287,6 +287,14 @@ def observed(kind: RoundKind, **given: Any) -> Observation:
     return Observation(kind=kind, **(usual | given))
 
 
+def planned(seen: Observation, **given: Any) -> RoundPlan:
+    """Return the plan of a round on GPUs."""
+    backend, members = Backend.NCCL, seen.members
+    return RoundPlan(
+        epoch=seen.epoch, kind=seen.kind, backend=backend, members=members, digest="", **given
+    )
+
+
 TIMES = (Timing("all_reduce", 8, 0.5, 1.0),)
 
 
@@ -316,14 +324,7 @@ def test_what_a_round_is_charged(
         spend=lambda seconds, *, scheduled: spent.append(f"{seconds} {scheduled}"),
         spend_in_vain=lambda seconds: spent.append(f"vain {seconds}"),
     )
-    plan = RoundPlan(
-        epoch=seen.epoch,
-        kind=RoundKind.PAIR,
-        backend=Backend.NCCL,
-        members=seen.members,
-        digest="",
-        steps=((8, 1),),
-    )
+    plan = planned(seen, steps=((8, 1),))
     played._ended(RoundReport(seen, plan, 7.0, led=led))
     assert spent == charged
     assert len(played._recent) == (seen.epoch == 7)
@@ -352,14 +353,7 @@ async def test_a_member_that_orders_round_after_round(played: Played, ends: dict
     clock = Time()
     node = with_gpus(played, 1, clock)
     seen = observed(RoundKind.PAIR, members=(OTHER, ME), **ends)
-    plan = RoundPlan(
-        epoch=ON_DEMAND,
-        kind=RoundKind.PAIR,
-        backend=Backend.NCCL,
-        members=seen.members,
-        digest="",
-        steps=((8, 997),),
-    )
+    plan = planned(seen, steps=((8, 997),))
     ran = 0
     for _ in range(200):
         clock.now += 10.0
@@ -380,10 +374,7 @@ async def test_a_round_of_more_gpus_than_are_here(
     played: Played, gpus: int, ranks: int, objection: str
 ) -> None:
     """It is declined; a node without GPUs has one rank."""
-    seen = observed(RoundKind.PAIR, members=(OTHER, ME))
-    plan = RoundPlan(
-        epoch=7, kind=seen.kind, backend=Backend.NCCL, members=seen.members, digest="", ranks=ranks
-    )
+    plan = planned(observed(RoundKind.PAIR, epoch=7, members=(OTHER, ME)), ranks=ranks)
     assert await with_gpus(played, gpus, Time()).objection(plan) == objection
 
 

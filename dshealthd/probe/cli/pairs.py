@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.options import ConfigError
@@ -44,8 +45,6 @@ async def probe_pairs(
     """Have the agents of a hostfile's nodes, or of the configured members, probe each other. Return
     the document. Raises ConfigError.
     """
-    from pathlib import Path
-
     options = loaded.section(ProbeOptions)
     members = (
         MembershipOptions(hostfile=Path(hostfile), name=options.members.name)
