@@ -56,7 +56,7 @@ class Timetable:
         return tuple(sorted({pair for name in names if (pair := self.group_of(name, epoch))}))
 
     def group_of(self, me: str, epoch: int) -> tuple[str, ...]:
-        """Return a member's sorted pair; empty if it rests. Raises ValueError for no member."""
+        """Return a member's sorted pair; empty if it rests."""
         turn, kind = divmod(epoch, len(self._kinds))
         return self._kinds[kind].group_of(me, turn)
 
@@ -77,11 +77,7 @@ class _Blocks:
 
     def group_of(self, me: str, turn: int) -> tuple[str, ...]:
         """Return the pair of one member, () if it rests."""
-        seat = self._seats.get(me)
-        if seat is None:
-            message = f"{me} is not a member"
-            raise ValueError(message)
-        met = self._met(*seat, turn)
+        met = self._met(*self._seats[me], turn)
         return () if met is None else tuple(sorted((me, self.blocks[met[0]][met[1]])))
 
     def _met(self, block: int, position: int, turn: int) -> Seat | None:

@@ -22,7 +22,8 @@ from dshealthd.probe.members.schedule import (
 
 LAYOUTS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 """How many members each leaf has."""
-EPOCHS = st.integers(0, 1 << 40)
+EPOCHS = st.integers(-1000, 1 << 40)
+"""Negative ones are of a clock that is far off."""
 
 
 def cluster(layout: list[int]) -> dict[str, str]:
@@ -142,12 +143,6 @@ def test_one_member_rests() -> None:
     assert Timetable([], {}).groups(3) == ()
 
 
-def test_who_is_no_member_is_told_so() -> None:
-    """A name that is not a member raises an error, which differs from resting."""
-    with pytest.raises(ValueError, match=r"^x is not a member$"):
-        Timetable(["a", "b"], {}).group_of("x", 0)
-
-
 def test_a_skewed_topology_takes_no_longer_than_meeting_everybody() -> None:
     """One large leaf beside many of one node does not make the cycle much longer."""
     leaves = cluster([60] + [1] * 30)
@@ -239,12 +234,3 @@ def test_roots_are_spread_evenly() -> None:
 def test_epoch_at(seconds: float, period: float, epoch: int) -> None:
     """Epochs are counted from 1970, so that agents agree without communication."""
     assert epoch_at(seconds, period) == epoch
-
-
-@given(LAYOUTS, st.integers(-1000, -1))
-def test_a_clock_before_1970(layout: list[int], epoch: int) -> None:
-    """A negative epoch, from a clock that is far off, is scheduled like any other."""
-    leaves = cluster(layout)
-    timetable = Timetable(leaves, leaves)
-    for pair in timetable.groups(epoch):
-        assert [timetable.group_of(name, epoch) for name in pair] == [pair, pair]
