@@ -38,6 +38,10 @@ STORE_MARGIN = 2.0
 """Seconds by which the timeouts of store and backend exceed the longest stage's deadline, so that
 the deadline ends a worker first.
 """
+SECOND_LOOK = 0.5
+"""Seconds after which a worker in uninterruptible sleep is looked at again: who waits for a page
+from a busy disk is in it, too, but for a tenth of that.
+"""
 MAX_FRAME = 1 << 20
 MAX_STORE_SECONDS = 600.0
 MAX_LIBRARY = 200
@@ -132,7 +136,7 @@ class WorkerSession:
                     await asyncio.gather(stage, return_exceptions=True)
         except TimeoutError:
             if not self._over:
-                self._judge_silence()
+                await self._judge_silence()
         except (asyncio.IncompleteReadError, ConnectionError):
             if not self._over:
                 self.reason = "exited"
@@ -224,11 +228,14 @@ class WorkerSession:
         if not writer.transport.is_closing():
             writer.write(wire.pack({"id": number, **answer}))
 
-    def _judge_silence(self) -> None:
+    async def _judge_silence(self) -> None:
         """Conclude a worker's session that missed its deadline. The process state tells a stuck
         worker from one that waits for another.
         """
         state = self.worker.state()
+        if state == "D":
+            await asyncio.sleep(SECOND_LOOK)
+            state = self.worker.state()
         where = f"no progress in stage {self.stage}"
         process = f"{where}: process {self.worker.pid}"
         if state in {"T", "t"}:
