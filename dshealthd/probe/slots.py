@@ -41,13 +41,7 @@ from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.requests import PeerRequests
 from dshealthd.probe.rounds.active_round import Decline, RoundReport
 from dshealthd.probe.rounds.conclusion import combine
-from dshealthd.probe.rounds.plan import (
-    DEADLINES,
-    gpu_seconds,
-    local_job,
-    local_plan,
-    steps_at,
-)
+from dshealthd.probe.rounds.plan import DEADLINES, gpu_seconds, local_job, local_plan, steps_at
 from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.verdicts.confirmation import Confirmations
 from dshealthd.probe.verdicts.detector import Detector

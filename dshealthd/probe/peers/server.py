@@ -18,13 +18,7 @@ from dshealthd.probe.peers.connection import PeerConnection, PeerGate
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.peers.guard import Guard, PeerLimits, RequestRejected
 from dshealthd.probe.peers.messages import METHODS, VERSIONS
-from dshealthd.probe.peers.protocol import (
-    OK,
-    TIMED_OUT,
-    Refusal,
-    Rejection,
-    to_frame,
-)
+from dshealthd.probe.peers.protocol import OK, TIMED_OUT, Refusal, Rejection, to_frame
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping

@@ -16,12 +16,7 @@ from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import ON_DEMAND, Outcome, RoundKind, Stage
 from dshealthd.probe.peers.protocol import Refusal, Rejection
 from dshealthd.probe.rounds import leader, member
-from dshealthd.probe.rounds.active_round import (
-    WHOLE,
-    ActiveRound,
-    Decline,
-    RoundReport,
-)
+from dshealthd.probe.rounds.active_round import WHOLE, ActiveRound, Decline, RoundReport
 from dshealthd.probe.rounds.conclusion import unless_starved
 from dshealthd.probe.workers import store
 

@@ -28,12 +28,7 @@ from dshealthd.probe.verdicts.baseline import TimingClass
 from dshealthd.probe.verdicts.company import Company, Met
 from dshealthd.probe.verdicts.explanation import explain, reason_of
 from dshealthd.probe.verdicts.pairs import PairSuspicion, PairVerdict
-from dshealthd.probe.verdicts.planner import (
-    Confirmation,
-    PlanningInput,
-    early,
-    plan,
-)
+from dshealthd.probe.verdicts.planner import Confirmation, PlanningInput, early, plan
 from dshealthd.probe.verdicts.signals import (
     OWN_NODE,
     REACH,

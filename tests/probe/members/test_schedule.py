@@ -12,13 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dshealthd.probe.members.schedule import (
-    Timetable,
-    epoch_at,
-    partner,
-    root_order,
-    turns,
-)
+from dshealthd.probe.members.schedule import Timetable, epoch_at, partner, root_order, turns
 
 LAYOUTS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 """How many members each leaf has."""

@@ -12,12 +12,7 @@ import pytest
 from dshealthd.core import timing
 from dshealthd.probe.peers.guard import PeerLimits
 from dshealthd.probe.peers.protocol import Hello, to_frame
-from tests.probe.peering import (
-    CHALLENGE,
-    keyed,
-    listening,
-    may_block,
-)
+from tests.probe.peering import CHALLENGE, keyed, listening, may_block
 from tests.waiting import eventually
 
 HEADER_TIMEOUT = 600.0

@@ -6,20 +6,8 @@ import pytest
 
 from dshealthd.probe.observation import Backend, RoundKind, RoundPlan, Stage, Timing
 from dshealthd.probe.rounds import member
-from dshealthd.probe.rounds.plan import (
-    DEADLINES,
-    gpu_seconds,
-    job,
-    local_job,
-    local_plan,
-    steps_at,
-)
-from dshealthd.probe.workers.job import (
-    BANDWIDTH,
-    LATENCY,
-    DeviceSteps,
-    RankSpec,
-)
+from dshealthd.probe.rounds.plan import DEADLINES, gpu_seconds, job, local_job, local_plan, steps_at
+from dshealthd.probe.workers.job import BANDWIDTH, LATENCY, DeviceSteps, RankSpec
 
 
 def test_the_sizes_of_collectives() -> None:

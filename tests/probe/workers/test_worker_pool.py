@@ -27,10 +27,7 @@ import pytest
 from dshealthd.core.timing import Backoff
 from dshealthd.linux import starvation
 from dshealthd.probe.metrics import CHECKSUM, RoundMetrics
-from dshealthd.probe.observation import (
-    Outcome,
-    Stage,
-)
+from dshealthd.probe.observation import Outcome, Stage
 from dshealthd.probe.workers import fork_server, session
 from dshealthd.probe.workers.job import DeviceSteps, RankResult, RankSpec, WorkerJob, late
 from dshealthd.probe.workers.store import LocalStore
