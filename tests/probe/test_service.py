@@ -25,7 +25,7 @@ from dshealthd.core.exposition import render
 from dshealthd.core.host import Signature, signatures
 from dshealthd.core.options import Duration
 from dshealthd.probe import service
-from dshealthd.probe.members import local_membership, membership
+from dshealthd.probe.members import local_membership
 from dshealthd.probe.options import MembershipOptions, PeerOptions, ProbeOptions
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.slots import jitter
@@ -179,7 +179,7 @@ async def test_hung_hostfile_does_not_stop_the_rounds(
 
     try:
         write(hostfile, *NAMES[:2])
-        monkeypatch.setattr(membership, "signatures", hung_signatures)
+        monkeypatch.setattr(local_membership, "signatures", hung_signatures)
         monkeypatch.setattr(local_membership, "DEADLINE", 1.0)
         async with agents(tmp_path, 2, change=reads(hostfile)) as both:
             await eventually(lambda: epochs(both))

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core import background
 from dshealthd.core.collector import gauge
+from dshealthd.core.host import signatures
 from dshealthd.probe.members.hostlist import MembershipError, numeric, quote
-from dshealthd.probe.members.membership import Membership, Watcher, load
+from dshealthd.probe.members.membership import Membership, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -35,6 +36,8 @@ OK = gauge(
 
 DEADLINE = 10.0
 """Timeout in seconds for reading the files or for DNS."""
+DNS_INTERVAL = 60.0
+"""Seconds between look-ups of a DNS name."""
 KEY = "probe.members.name"
 _DISCARD = 9
 """A port to connect to, of RFC 863; any would do."""
@@ -52,7 +55,10 @@ class LocalMembership:
         self._options = options
         self._hostname = hostname
         self._monotonic = monotonic
-        self._watcher: Watcher | None = None
+        self._files = [file for file in (options.hostfile, options.topology) if file is not None]
+        self._seen: object = None
+        """The signatures of the files when they were last read; None before."""
+        self._read_at = 0.0
         self._membership: Membership | None = None
         self.me = ""
         """This node's name among the members; empty before the first usable list."""
@@ -91,9 +97,8 @@ class LocalMembership:
         return False
 
     def _sources(self) -> str:
-        options = self._options
-        files = [str(file) for file in (options.hostfile, options.topology) if file is not None]
-        return ", ".join([*files, options.dns] if options.dns else files) or "the members"
+        dns = [self._options.dns] if self._options.dns else []
+        return ", ".join([*map(str, self._files), *dns]) or "the members"
 
     def _adopt(self, membership: Membership, me: str) -> bool:
         """Apply what was read; tell whether it differs from what was known."""
@@ -123,11 +128,13 @@ class LocalMembership:
 
     def _load(self, *, again: bool) -> tuple[Membership, str] | None:
         """Return the members and this node's name, or None if nothing has changed. Blocks."""
-        if self._watcher is None:
-            self._watcher = Watcher(self._options, self._monotonic)
+        # Before they are read: the next call sees a change between the two.
+        now, seen = self._monotonic(), signatures(self._files)
+        due = bool(self._options.dns) and now - self._read_at >= DNS_INTERVAL
         # Always reread after an error: it may have been a name server's, which changes no file.
-        elif not self._watcher.changed() and not again and not self.errors:
+        if seen == self._seen and not (due or again or self.errors):
             return None
+        self._read_at, self._seen = now, seen
         membership = load(self._options)
         return membership, own_name(membership.names, self._hostname(), self._options.name)
 

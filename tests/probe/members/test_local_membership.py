@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dshealthd.probe.members import local_membership
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.local_membership import (
     HASH,
@@ -19,6 +20,7 @@ from dshealthd.probe.members.local_membership import (
     is_local,
     own_name,
 )
+from dshealthd.probe.members.membership import Member, Membership, load
 from dshealthd.probe.options import MembershipOptions
 from tests.netns import network_namespace
 from tests.probe.peering import Time, may_block
@@ -65,27 +67,57 @@ async def test_members_that_change(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 
 @may_block
-async def test_members_are_read_when_they_change(tmp_path: Path) -> None:
-    """A file that is as it was is not read again, unless it was no good or that is asked."""
-    file = tmp_path / "hostfile"
-    file.write_text("a slots=8\nb slots=8\n", encoding="ascii")
-    known = LocalMembership(MembershipOptions(hostfile=file), lambda: "a", Time())
-    reads = []
-    load = known._load
+async def test_members_are_read_when_they_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that are as they were are not read again, unless they were no good or that is asked."""
+    hosts, tree, new = (tmp_path / name for name in ("hosts", "tree", "new"))
+    hosts.write_text("a slots=8\nb slots=8\n", encoding="ascii")
+    tree.write_text("SwitchName=s Nodes=a\n", encoding="ascii")
+    options = MembershipOptions(hostfile=hosts, topology=tree)
+    known, reads = LocalMembership(options, lambda: "a", Time()), list[MembershipOptions]()
 
-    def counted(*, again: bool) -> object:
-        found = load(again=again)
-        reads.append(found is not None)
-        return found
+    def counted(given: MembershipOptions) -> Membership:
+        reads.append(given)
+        return load(given)
 
-    known._load = counted  # type: ignore[method-assign,assignment]
-    for again in (False, False, True, False):
+    monkeypatch.setattr(local_membership, "load", counted)
+
+    async def is_read(*, again: bool = False) -> bool:
+        reads.clear()
         await known.refresh(again=again)
-    assert reads == [True, False, True, False]
+        return bool(reads)
+
+    assert [await is_read() for _ in range(2)] == [True, False]
+    tree.write_text("SwitchName=s Nodes=a,b\n", encoding="ascii")
+    assert [await is_read() for _ in range(2)] == [True, False]
+    new.write_text("a slots=8\nc slots=8\n", encoding="ascii")
+    new.rename(hosts)
+    assert [await is_read() for _ in range(2)] == [True, False]
+    assert [await is_read(again=again) for again in (True, False)] == [True, False]
     known.errors = ("a name server did not answer",)
-    await known.refresh()
-    assert reads[-1]
+    assert [await is_read() for _ in range(2)] == [True, False]
     assert not known.errors
+    hosts.unlink()
+    assert [await is_read() for _ in range(2)] == [True, True]
+
+
+@may_block
+async def test_a_dns_name_is_looked_up_every_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not before."""
+    clock, reads = Time(), list[float]()
+
+    def resolved(_options: MembershipOptions) -> Membership:
+        reads.append(clock.now)
+        return Membership((Member("a"),), {}, "dns")
+
+    monkeypatch.setattr(local_membership, "load", resolved)
+    known = LocalMembership(MembershipOptions(dns="all.gpu"), lambda: "a", clock)
+    begun = clock.now
+    for seconds in (0.0, 59.0, 60.0, 61.0, 119.0, 120.5):
+        clock.now = begun + seconds
+        await known.refresh()
+    assert [at - begun for at in reads] == [0.0, 60.0, 120.5]
 
 
 def among(addresses: Iterable[str]) -> Callable[[str], bool]:
