@@ -44,8 +44,6 @@ from a busy disk is in it, too, but for a tenth of that.
 """
 MAX_FRAME = 1 << 20
 MAX_STORE_SECONDS = 600.0
-MAX_LIBRARY = 200
-"""Characters of `Checksum.library`, which becomes a label."""
 STARVABLE = frozenset({"connection_lost", "deadline", "store", "timeout", "unkillable"})
 """Reasons that may come from a lack of CPU alone."""
 _OUTCOMES = {"refused": Outcome.REFUSED, "no_route": Outcome.UNREACHABLE}
@@ -199,7 +197,7 @@ class WorkerSession:
                 )
             elif "checksum" in message:
                 library, number = message["checksum"]
-                self.checksum = Checksum(_line(str(library))[:MAX_LIBRARY], int(number))
+                self.checksum = Checksum(_line(str(library)), int(number))
             else:
                 break
         self.stage = Stage(message["stage"])

@@ -222,8 +222,8 @@ def test_what_gives_way(peer: str, epoch: int, *, inviting: bool, gives: bool) -
 @pytest.mark.parametrize("extra", [0, 1])
 async def test_extra_round_crosses_a_scheduled_one(tmp_path: Path, extra: int) -> None:
     """Of an extra round and the schedule's, which two members start with each other at once, that
-    of the schedule is run, whoever would come first in the order of each. Both used to give way
-    where the orders differed, and then waited for each other for a minute.
+    of the schedule is run, whoever would come first in the order of each. If both gave
+    way, they would wait for each other for a minute.
     """
     async with company(tmp_path, 2) as companions:
         one, two = companions[extra], companions[1 - extra]

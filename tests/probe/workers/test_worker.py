@@ -33,7 +33,7 @@ MAX_KEYS = 4096
 
 @pytest.fixture(scope="module")
 def torch() -> Any:
-    """PyTorch, not imported before a test needs it: that took a fifth of collecting all tests."""
+    """PyTorch, not imported before a test needs it: that takes a fifth of collecting all tests."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it grumbles about what is not installed beside it
         return importlib.import_module("torch")
