@@ -19,6 +19,7 @@ from dshealthd.probe.metrics import (
     DURATION,
     MEMBER,
     OPERATION,
+    ROUND_TRIP,
     SKIPS,
     UNTIMED_ROUNDS,
     RoundMetrics,
@@ -160,6 +161,23 @@ def test_echoes_that_give_no_time(
     count(metrics, light(outcome, kind=kind, timings=timings), led=led)
     (found,) = [one.value for one in metrics.samples(()) if one.metric is UNTIMED_ROUNDS]
     assert found == counts
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "led", "counts"),
+    [
+        (RoundKind.LIGHT, 0, True, True),
+        (RoundKind.LIGHT, 0, False, False),  # the leader tells
+        (RoundKind.LIGHT, 47872, True, False),
+        (RoundKind.PAIR, 0, True, False),
+    ],
+)
+def test_round_trips(kind: RoundKind, size: int, *, led: bool, counts: bool) -> None:
+    """Those of empty echoes that this node led."""
+    metrics = RoundMetrics()
+    count(metrics, light(kind=kind, timings=(Timing("echo", size, 0.1, 0.0),)), led=led)
+    found = [one.value for one in metrics.samples(()) if one.metric is ROUND_TRIP]
+    assert found == [0.1] * 3 * counts
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,17 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dshealthd.core.schema import SchemaError
+from dshealthd.core.schema import SchemaError, dumps
 from dshealthd.probe.observation import Outcome
+from dshealthd.probe.peers import client as module
 from dshealthd.probe.peers.guard import PeerLimits
-from dshealthd.probe.peers.messages import VERSIONS
+from dshealthd.probe.peers.messages import METHODS, VERSIONS
 from dshealthd.probe.peers.protocol import Refusal, to_frame
 from tests.probe.peering import (
     OTHER_KEY,
@@ -246,14 +248,17 @@ async def test_request_before_the_answer(key: Path) -> None:
         assert node.refused("malformed") == 1
 
 
-async def test_oversized_message_is_not_sent(key: Path) -> None:
-    """A message that is larger than its declaration is an error of the caller, not of the peer."""
+@pytest.mark.parametrize("room", [0, -1])
+async def test_oversized_message_is_not_sent(
+    key: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """A message that is larger than the largest is an error of the caller, not of the peer."""
+    size = len(ECHO + dumps(PING, METHODS["echo"].request))
+    monkeypatch.setattr(module, "MAX_MESSAGE", size + room)
     async with talking(keyed(key)) as (_, client):
-        with pytest.raises(SchemaError):
-            await client.call(
-                "b", "echo", {"clock": 1.5, "payload": b"x" * (MAX_PAYLOAD + 1)}, PATIENT
-            )
-        assert metric(client, "client_connections_opened_total") == 0
+        with pytest.raises(SchemaError, match="too large") if room < 0 else nullcontext():
+            await ping(client)
+        assert metric(client, "client_connections_opened_total") == (room == 0)
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"clock":1,"payload":"","path":"/etc/passwd"}'])
