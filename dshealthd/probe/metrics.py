@@ -46,9 +46,7 @@ UNTIMED_ROUNDS = counter(
     "for a CPU.",
 )
 DURATION = histogram(
-    "dshealthd_probe_duration_seconds",
-    "Duration of a round from invitation to conclusion.",
-    "kind",
+    "dshealthd_probe_duration_seconds", "Duration of a round from invitation to conclusion.", "kind"
 )
 BANDWIDTH = gauge(
     "dshealthd_probe_bus_bandwidth_bytes_per_second",

@@ -21,10 +21,7 @@ class PeerRequests:
     """The handlers of other members' calls, by method."""
 
     def __init__(
-        self,
-        state: ProbeState,
-        rounds: Rounds,
-        lead: Callable[..., Awaitable[RoundReport | None]],
+        self, state: ProbeState, rounds: Rounds, lead: Callable[..., Awaitable[RoundReport | None]]
     ) -> None:
         """`lead` leads a round of these members, kind and steps."""
         self._me = state.local_membership.me

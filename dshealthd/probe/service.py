@@ -48,8 +48,7 @@ UP = gauge(
     "1 while probes with other nodes run; 0 while the members, key or address are unusable.",
 )
 GPU_SECONDS = counter(
-    "dshealthd_probe_gpu_seconds_total",
-    "Time for which probe collectives occupied each GPU.",
+    "dshealthd_probe_gpu_seconds_total", "Time for which probe collectives occupied each GPU."
 )
 SCORE = gauge(
     "dshealthd_probe_score_ratio",
@@ -108,10 +107,7 @@ class ProbeService:
             ),
             hung_jobs=HungJobs(summary, monotonic),
             worker_pool=WorkerPool(
-                str(options.python),
-                PARENT_IDLE,
-                monotonic,
-                environment=options.worker.variables,
+                str(options.python), PARENT_IDLE, monotonic, environment=options.worker.variables
             )
             if options.python is not None
             else None,

@@ -26,12 +26,7 @@ EXIT: Mapping[Outcome, int] = {
 """Exit statuses of `dshealthd probe` by outcome, worst first; 2 is bad usage, as everywhere."""
 ELEMENT = 4
 """Bytes of one float."""
-UNITS: Mapping[str, str] = {
-    "size": "bytes",
-    "seconds": "s",
-    "algbw": "bytes/s",
-    "busbw": "bytes/s",
-}
+UNITS: Mapping[str, str] = {"size": "bytes", "seconds": "s", "algbw": "bytes/s", "busbw": "bytes/s"}
 """Units of the numbers in `fields`; tables use GB/s like nccl-tests."""
 
 

@@ -59,10 +59,7 @@ ANSWER = 2.0
 """Seconds for an answer that takes no work, which usually comes within milliseconds."""
 MAX_PER_PEER = 4
 """Concurrent calls to one peer, each on its own connection; further ones wait."""
-_OUTCOMES: Mapping[str, Outcome] = {
-    DEFECT: Outcome.FAILED,
-    TIMED_OUT: Outcome.HUNG,
-}
+_OUTCOMES: Mapping[str, Outcome] = {DEFECT: Outcome.FAILED, TIMED_OUT: Outcome.HUNG}
 """Outcomes of a peer's refusals that are not its own decision; any other means declined."""
 
 

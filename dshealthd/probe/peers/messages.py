@@ -74,12 +74,7 @@ OWN_WORK = Record(
 )
 """What `jobs.own_work` compares of a node's ranks of a role, over one of its times."""
 JOB = Record(
-    {
-        "job": TEXT,
-        "state": TEXT,
-        "ranks": RANK_NUMBER,
-        "loss": TEXT,
-    },
+    {"job": TEXT, "state": TEXT, "ranks": RANK_NUMBER, "loss": TEXT},
     {
         "world_size": RANK_NUMBER,
         "step": Integer(0, MAX_COUNT),

@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OPEN = gauge(
-    "dshealthd_probe_peer_connections",
-    "Open connections to the peer listener.",
-)
+OPEN = gauge("dshealthd_probe_peer_connections", "Open connections to the peer listener.")
 CLOSED = counter(
     "dshealthd_probe_peer_connections_refused_total",
     "Connections that the peer listener closed because of a limit; replaced: an unauthenticated "

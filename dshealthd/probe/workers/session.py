@@ -141,9 +141,7 @@ class WorkerSession:
                 await self.worker.gone(LAST_MOMENT)
         except (*documents.MISSHAPEN, struct.error) as error:
             self._conclude(
-                Outcome.FAILED,
-                "malformed",
-                f"the worker sent an invalid message: {error!r}",
+                Outcome.FAILED, "malformed", f"the worker sent an invalid message: {error!r}"
             )
         finally:
             for request in self._requests:

@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PARENT_UP = gauge(
-    "dshealthd_probe_parent_up",
-    "1 while the fork server of the probe workers is running.",
+    "dshealthd_probe_parent_up", "1 while the fork server of the probe workers is running."
 )
 STUCK = gauge(
     "dshealthd_probe_workers_stuck",
