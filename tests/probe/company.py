@@ -242,8 +242,7 @@ async def company(
                 name,
                 names,
                 PeerOptions(
-                    listen_address=f"{name}:0",
-                    key_file=secret(directory, f"key-{name}", KEY),
+                    listen_address=f"{name}:0", key_file=secret(directory, f"key-{name}", KEY)
                 ),
                 ports,
                 workers(name),

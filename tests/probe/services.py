@@ -150,8 +150,7 @@ async def agents(
                 period=Duration(PERIOD),
                 members=MembershipOptions(nodes=names, name=name),
                 peer=PeerOptions(
-                    listen_address=f"{name}:{port}",
-                    key_file=secret(state, "key", KEY),
+                    listen_address=f"{name}:{port}", key_file=secret(state, "key", KEY)
                 ),
                 policy=PolicyOptions(),
             )

@@ -33,13 +33,7 @@ def hang(job: str, reason: HangClass = HangClass.WAITING) -> Standstill:
 
 def entry(job: str, ranks: int = 1, world_size: int = 4) -> dict[str, Any]:
     """Return a job as it appears in a summary."""
-    return {
-        "job": job,
-        "state": "hung",
-        "ranks": ranks,
-        "loss": "finite",
-        "world_size": world_size,
-    }
+    return {"job": job, "state": "hung", "ranks": ranks, "loss": "finite", "world_size": world_size}
 
 
 def unscheduled(options: ProbeOptions) -> ProbeOptions:

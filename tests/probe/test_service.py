@@ -311,10 +311,7 @@ async def test_rounds_do_not_wait_for_torch(
 async def test_real_workers(tmp_path: Path) -> None:
     """With torch the rounds are collectives, and their baselines survive a restart."""
     change = lambda options: replace(  # noqa: E731
-        options,
-        python=Path(sys.executable),
-        period=Duration(2.0),
-        large_every=0,
+        options, python=Path(sys.executable), period=Duration(2.0), large_every=0
     )
     async with agents(tmp_path, 2, change=change) as members:
         await eventually(

@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 from dshealthd.probe.members.hostlist import MembershipError
-from dshealthd.probe.members.membership import (
-    Member,
-    Membership,
-    load,
-    parse_hostfile,
-    parse_nodes,
-)
+from dshealthd.probe.members.membership import Member, Membership, load, parse_hostfile, parse_nodes
 from dshealthd.probe.options import MembershipOptions
 
 HOSTFILE = """\

@@ -163,11 +163,7 @@ async def test_answer_of_an_earlier_request_is_not_believed(key: Path) -> None:
 
 async def test_replayed_request(key: Path) -> None:
     """The same bytes are refused a second time as a stranger's, on any connection."""
-    async with (
-        listening(keyed(key)) as node,
-        connected(node) as first,
-        connected(node) as second,
-    ):
+    async with listening(keyed(key)) as node, connected(node) as first, connected(node) as second:
         session = await first.begin()
         bytes_ = session.sign("request", REQUEST)
         answer = session.verified("answer", await first.ask(bytes_))
@@ -192,10 +188,7 @@ async def test_wrong_names(
     """A node with the key that calls another one than it means, is no member, or has the receiver's
     own name is told so.
     """
-    async with (
-        listening(keyed(key)) as node,
-        calling(keyed(key), node.port, me=sender) as client,
-    ):
+    async with listening(keyed(key)) as node, calling(keyed(key), node.port, me=sender) as client:
         await fails(client.call(receiver, "echo", PING, PATIENT), outcome, reason)
         assert node.refused(reason) == 1
 

@@ -52,9 +52,7 @@ VALUES: dict[type, Any] = {
     ),
     Data: lambda kind: st.binary(max_size=min(kind.maximum, 100)),
     Array: lambda kind: st.lists(
-        values(kind.item),
-        min_size=kind.minimum,
-        max_size=min(kind.maximum, max(kind.minimum, 3)),
+        values(kind.item), min_size=kind.minimum, max_size=min(kind.maximum, max(kind.minimum, 3))
     ).map(tuple),
     Form: lambda kind: values(kind.fields).map(lambda fields: kind.made(**fields)),
     OrNull: lambda kind: st.none() | values(kind.kind),

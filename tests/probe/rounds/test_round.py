@@ -428,10 +428,7 @@ async def test_who_waits_for_the_guilty_is_not_late(tmp_path: Path, guilty: int)
     """A round ends at once with the node of a killed worker, whatever the others do."""
     async with company(tmp_path, 2) as companions:
         root, member = companions
-        companions[guilty].fake.outcome, companions[guilty].fake.reason = (
-            Outcome.FAILED,
-            "killed",
-        )
+        companions[guilty].fake.outcome, companions[guilty].fake.reason = (Outcome.FAILED, "killed")
         companions[guilty].fake.stage = Stage.INIT
         companions[1 - guilty].fake.silent = True
         watch = Stopwatch()
@@ -450,13 +447,7 @@ async def test_messages_of_strangers(tmp_path: Path) -> None:
         task = asyncio.create_task(root.rounds.lead(plan))
         await eventually(lambda: root.fake.runs > 0)
         bodies: dict[str, dict[str, object]] = {
-            "store": {
-                "round": plan.round,
-                "op": "set",
-                "key": "x",
-                "value": b"1",
-                "timeout": 1.0,
-            },
+            "store": {"round": plan.round, "op": "set", "key": "x", "value": b"1", "timeout": 1.0},
             "result": {"round": plan.round, "ranks": (), "timings": ()},
             "conclusion": {"round": plan.round, "result": RoundResult(Outcome.OK, Stage.DONE)},
         }

@@ -41,14 +41,7 @@ class BusyCompany(Company):
         ends = leader, member
         timings = tuple(self._timings({*ends}, epoch))
         observation = Observation(
-            epoch,
-            RoundKind.PAIR,
-            "gloo",
-            ends,
-            Outcome.OK,
-            Stage.DONE,
-            timings,
-            at=self.now,
+            epoch, RoundKind.PAIR, "gloo", ends, Outcome.OK, Stage.DONE, timings, at=self.now
         )
         told = {name: self._detectors[name].report() for name in ends}
         for name, other in (ends, ends[::-1]):

@@ -56,12 +56,7 @@ class Company:
         self._draws = random.Random(start)
         self._timetable = Timetable(NAMES, NO_LEAVES)
         self._detectors = {
-            name: Detector(
-                name,
-                NO_LEAVES,
-                Baselines(BaselineOptions()),
-                lambda: self.now,
-            )
+            name: Detector(name, NO_LEAVES, Baselines(BaselineOptions()), lambda: self.now)
             for name in NAMES
         }
 

@@ -47,13 +47,7 @@ def company(names: tuple[str, ...] = NAMES) -> Company:
 
 
 def met(
-    known: Company,
-    peer: str,
-    ratio: float,
-    number: int = 10,
-    epoch: int = 1,
-    *,
-    light: bool = True,
+    known: Company, peer: str, ratio: float, number: int = 10, epoch: int = 1, *, light: bool = True
 ) -> None:
     """Record a round with another member, bad if it took longer than usual."""
     round, bad = a_round(number, peer, epoch), frozenset({ECHO}) if ratio > HIGH else GOOD
