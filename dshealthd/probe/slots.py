@@ -254,7 +254,6 @@ class SlotRunner:
         return False
 
     def _others(self) -> list[str]:
-        """Return the other members."""
         return [name for name in self._names if name != self._me]
 
     async def _epoch(self, epoch: int) -> None:

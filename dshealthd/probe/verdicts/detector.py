@@ -109,7 +109,6 @@ class Detector:
         """Whether any other member has answered this agent yet."""
         self._epoch = -1
         self._number = 0
-        self._told: PeerReport | None = None
 
     def apply_members(self, leaves: Mapping[str, str]) -> None:
         """Apply a new list of members; removed ones are no longer suspects."""
@@ -127,7 +126,6 @@ class Detector:
         members, scheduled = observation.members, observation.epoch >= 0
         if self._me not in members:
             return self._record_word(observation)
-        self._told = None
         peer = next((member for member in members if member != self._me), "")
         led = members[0] == self._me
         # Keyed by members, whoever led: a round of the same pair that the peer led tells as much.
@@ -519,18 +517,11 @@ class Detector:
         """Return what to report to peers: this node's own score, its slow parts and uplink, and the
         ratios of its last pairs.
         """
-        if self._told is None:
-            histories = self._history.values()
-            self._told = PeerReport(
-                self.score(flagged=True),
-                tuple(
-                    {
-                        entry.signal.word: None
-                        for entry in histories
-                        if entry.signal.word and (entry.suspicious() or entry.investigation)
-                    }
-                ),
-                any(entry.leaves_badly() for entry in histories),
-                *self._company.told(self._epoch),
-            )
-        return self._told
+        histories = self._history.values()
+        slow = [one.signal.word for one in histories if one.suspicious() or one.investigation]
+        return PeerReport(
+            self.score(flagged=True),
+            tuple(word for word in dict.fromkeys(slow) if word),
+            any(entry.leaves_badly() for entry in histories),
+            *self._company.told(self._epoch),
+        )
