@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import (
     HARD,
+    ON_DEMAND,
     Observation,
     Outcome,
     Part,
@@ -123,7 +124,7 @@ class Detector:
         """Evaluate a round; return the extra round to run at once, if one is needed. A round that
         another member `requested` is evidence for that member, and raises no suspicion here.
         """
-        members, scheduled = observation.members, observation.epoch >= 0
+        members, scheduled = observation.members, observation.epoch != ON_DEMAND
         if self._me not in members:
             return self._record_word(observation)
         peer = next((member for member in members if member != self._me), "")
