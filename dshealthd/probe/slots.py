@@ -8,7 +8,6 @@ the epoch leads; if it stays silent for TAKE_OVER seconds, the other one does.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections import deque
 from dataclasses import replace
@@ -21,7 +20,7 @@ from dshealthd.core.sockets import listen_address
 from dshealthd.core.timing import Backoff, happens
 from dshealthd.probe.hung_jobs import Neighborhood
 from dshealthd.probe.members.absences import MAINTENANCE
-from dshealthd.probe.members.schedule import Timetable, epoch_at, root_order
+from dshealthd.probe.members.schedule import Timetable, epoch_at, jitter, root_order, spread
 from dshealthd.probe.node import PREPARATION, ThisNode
 from dshealthd.probe.observation import (
     ON_DEMAND,
@@ -48,7 +47,7 @@ from dshealthd.probe.verdicts.detector import Detector
 from dshealthd.probe.workers.store import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from dshealthd.probe.node import ProbeState
     from dshealthd.probe.peers.credentials import Credentials
@@ -59,8 +58,6 @@ log = logging.getLogger(__name__)
 
 TAKE_OVER = 2.0
 """Seconds of silence after which the other member leads, but at most a fifth of the period."""
-JITTER = 1.0
-"""Seconds over which the pairs of an epoch spread their starts, at most a fifth of the period."""
 IMPORT_RETRIES = Backoff(first=60.0, limit=3600.0)
 """Waits until torch's version is asked for again: each check of an environment reads all of it."""
 LOCAL_EVERY = 60
@@ -250,7 +247,7 @@ class SlotRunner:
             report = await self._lead(ON_DEMAND, (self._me, name), RoundKind.LIGHT)
             if report is not None and report.observation.reason != Decline.TESTING:
                 return True
-            await asyncio.sleep(BUSY_WAIT * (0.5 + _spread(self._me) / 2**32))
+            await asyncio.sleep(BUSY_WAIT * (0.5 + spread(self._me) / 2**32))
         return False
 
     def _others(self) -> list[str]:
@@ -267,7 +264,7 @@ class SlotRunner:
             self._state.metrics.skip("resting")
         # Each node has its own offset, so that not all GPUs of the cluster are busy in the same
         # epoch.
-        if self._state.gpus.count() and (epoch + _spread(self._me)) % LOCAL_EVERY == 0:
+        if self._state.gpus.count() and (epoch + spread(self._me)) % LOCAL_EVERY == 0:
             await self._local(epoch)
         if self._state.monotonic() - self._saved > SAVE_EVERY:
             self._saved = self._state.monotonic()
@@ -447,16 +444,6 @@ class SlotRunner:
         for needed in self.detector.observe(observation, requested=requested):
             if not self.confirmations.add(needed):
                 self.detector.withdraw(needed)
-
-
-def jitter(epoch: int, pair: Iterable[str], period: float) -> float:
-    """Return how many seconds into the epoch a pair's slot begins: the same for both of it."""
-    return _spread(f"{epoch}/{'/'.join(sorted(pair))}") / 2**32 * min(JITTER, period / 5)
-
-
-def _spread(text: str) -> int:
-    """Return a number below 2^32 that spreads slots, the same on every node."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
 
 
 def _words(observation: Observation) -> str:

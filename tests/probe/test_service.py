@@ -28,7 +28,6 @@ from dshealthd.probe import service
 from dshealthd.probe.members import local_membership
 from dshealthd.probe.options import MembershipOptions, PeerOptions, ProbeOptions
 from dshealthd.probe.peers.credentials import Credentials
-from dshealthd.probe.slots import jitter
 from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests.agents import running
 from tests.probe.peering import KEY, PATIENT, may_block, secret
@@ -36,7 +35,6 @@ from tests.probe.services import NAMES, PERIOD, Agent, agents, snapshot
 from tests.threads import running_threads
 from tests.waiting import eventually
 
-JITTER = 1.0
 FILE = "probe-baselines.json"
 LIGHT = ["light", "agent", "echo", 0, "", True]
 ROW = [*LIGHT, 0, None, None, None, [0.5] * 16]
@@ -329,15 +327,6 @@ async def test_real_workers(tmp_path: Path) -> None:
         assert 'dshealthd_probe_duration_seconds_bucket{kind="pair",le="+Inf"}' in text
     kept = tmp_path / members[0].name / "probe-baselines.json"
     assert b"all_reduce" in kept.read_bytes()
-
-
-def test_starts_are_spread() -> None:
-    """The groups of an epoch start at different moments, each group's members at one."""
-    moments = [jitter(7, (f"node{n}", f"node{n + 1}"), 10.0) for n in range(0, 1000, 2)]
-    assert 0 <= min(moments) < 0.05 * JITTER < 0.95 * JITTER < max(moments) < JITTER
-    assert max(sum(int(moment * 100) == slot for moment in moments) for slot in range(100)) <= 20
-    assert jitter(7, ("b", "a"), 10.0) == jitter(7, ("a", "b"), 10.0)
-    assert jitter(7, ("a", "b"), 2.5) == jitter(7, ("a", "b"), 5.0) / 2
 
 
 def test_in_the_agent(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from dshealthd.collectors.job_environment import RANKS
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.probe import node as node_module
-from dshealthd.probe.members.schedule import root_order
+from dshealthd.probe.members.schedule import jitter, root_order
 from dshealthd.probe.node import ThisNode
 from dshealthd.probe.observation import (
     ON_DEMAND,
@@ -35,7 +35,7 @@ from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.rounds.active_round import RoundReport
 from dshealthd.probe.rounds.plan import local_job
-from dshealthd.probe.slots import SlotRunner, jitter
+from dshealthd.probe.slots import SlotRunner
 from dshealthd.probe.verdicts.planner import Confirmation
 from dshealthd.probe.workers.job import RankResult
 from dshealthd.probe.workers.store import LocalStore

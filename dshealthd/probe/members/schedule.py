@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 PAIR = 2
+JITTER = 1.0
+"""Seconds over which the pairs of an epoch spread their starts, at most a fifth of the period."""
 
 Seat = tuple[int, int]
 """Number of a block (usually a leaf), and the position of a member in it."""
@@ -109,6 +111,16 @@ def root_order(group: Iterable[str], epoch: int) -> tuple[str, ...]:
             reverse=True,
         )
     )
+
+
+def jitter(epoch: int, pair: Iterable[str], period: float) -> float:
+    """Return how many seconds into the epoch a pair's slot begins: the same for both of it."""
+    return spread(f"{epoch}/{'/'.join(sorted(pair))}") / 2**32 * min(JITTER, period / 5)
+
+
+def spread(text: str) -> int:
+    """Return a number below 2^32 that spreads slots, the same on every node."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
 
 
 def epoch_at(unix_seconds: float, period: float) -> int:

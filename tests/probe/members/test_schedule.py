@@ -12,10 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dshealthd.probe.members.schedule import Timetable, epoch_at, partner, root_order, turns
+from dshealthd.probe.members.schedule import Timetable, epoch_at, jitter, partner, root_order, turns
 
 LAYOUTS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 """How many members each leaf has."""
+JITTER = 1.0
 EPOCHS = st.integers(-1000, 1 << 40)
 """Negative ones are of a clock that is far off."""
 
@@ -219,6 +220,15 @@ def test_roots_are_spread_evenly() -> None:
         assert (
             sum((counts[name] - expected) ** 2 / expected for name in names) < 37.7
         )  # 15 degrees of freedom
+
+
+def test_starts_are_spread() -> None:
+    """The groups of an epoch start at different moments, each group's members at one."""
+    moments = [jitter(7, (f"node{n}", f"node{n + 1}"), 10.0) for n in range(0, 1000, 2)]
+    assert 0 <= min(moments) < 0.05 * JITTER < 0.95 * JITTER < max(moments) < JITTER
+    assert max(sum(int(moment * 100) == slot for moment in moments) for slot in range(100)) <= 20
+    assert jitter(7, ("b", "a"), 10.0) == jitter(7, ("a", "b"), 10.0)
+    assert jitter(7, ("a", "b"), 2.5) == jitter(7, ("a", "b"), 5.0) / 2
 
 
 @pytest.mark.parametrize(
