@@ -73,6 +73,12 @@ def test_the_side_that_is_asked() -> None:
     assert not Company("me", {"me": "", "a": ""}, HIGH).near("a")
 
 
+def test_nodes_ask_different_members_first() -> None:
+    """If many become suspicious at once, no member has to answer all of them."""
+    leaves = {f"n{number}": "l" for number in range(9)}
+    assert len({chosen(Company(name, leaves, HIGH)) for name in leaves}) > 4
+
+
 def outages(*peers: str) -> list[Met]:
     """Return rounds in which each peer in turn is silent, and answers in the next epoch."""
     rounds = []
