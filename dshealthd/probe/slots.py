@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
 from dshealthd.core import state_writer
@@ -34,10 +34,9 @@ from dshealthd.probe.observation import (
     Stage,
 )
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.protocol import PeerError
+from dshealthd.probe.peers.protocol import PeerError, Refusal, Rejection
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.peers.server import PeerServer
-from dshealthd.probe.requests import PeerRequests
 from dshealthd.probe.rounds.active_round import Decline, RoundReport
 from dshealthd.probe.rounds.conclusion import combine
 from dshealthd.probe.rounds.plan import DEADLINES, gpu_seconds, local_job, local_plan, steps_at
@@ -47,10 +46,11 @@ from dshealthd.probe.verdicts.detector import Detector
 from dshealthd.probe.workers.store import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dshealthd.probe.node import ProbeState
     from dshealthd.probe.peers.credentials import Credentials
+    from dshealthd.probe.rounds.round import Handler
     from dshealthd.probe.verdicts.baseline import Baselines
     from dshealthd.probe.verdicts.planner import Confirmation
 
@@ -114,7 +114,7 @@ class SlotRunner:
             options.peer,
             self._me,
             lambda: state.local_membership.membership.names,
-            PeerRequests(state, self.rounds, self._lead_for_another).handlers(),
+            self._handlers(),
             credentials=credentials,
             monotonic=state.monotonic,
             resolver=resolver,
@@ -344,14 +344,42 @@ class SlotRunner:
         )
         return await self.rounds.lead(plan.light() if reason else plan, reason)
 
-    async def _lead_for_another(
-        self, members: tuple[str, ...], kind: RoundKind, steps: tuple[tuple[int, int], ...]
-    ) -> RoundReport | None:
+    def _handlers(self) -> Mapping[str, Handler]:
+        """Return the handlers of other members' calls, by method."""
+        return {
+            **self.rounds.handlers(),
+            "invite": self._invited,
+            "absent": self._state.absences.answer,
+            "summary": self._summarize,
+            "lead": self._lead_on_demand,
+        }
+
+    async def _invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Take part in another node's round; in maintenance, only in one on demand."""
+        if body["plan"].epoch != ON_DEMAND:
+            # A leader of scheduled rounds is not in maintenance.
+            self._state.absences.record(sender, 0.0)
+            if self._state.absences.own_end():
+                raise Refusal(MAINTENANCE)
+        return await self.rounds.invited(sender, body)
+
+    async def _lead_on_demand(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        members, kind = body["members"], body["kind"]
+        if members[0] != self._me or members[1] == self._me or kind is RoundKind.LOCAL:
+            raise Refusal(Rejection.MALFORMED)
+        if not set(members) <= set(self._names):
+            raise Refusal(Decline.MEMBERS)
         self._requested.add(members)
         try:
-            return await self._lead(ON_DEMAND, members, kind, steps)
+            report = await self._lead(ON_DEMAND, members, kind, body["steps"])
         finally:
             self._requested.discard(members)
+        if report is None:
+            raise Refusal(Decline.TESTING)
+        return {"observation": report.observation}
+
+    async def _summarize(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:
+        return self._state.summary()
 
     async def _confirm(self, confirmation: Confirmation) -> bool:
         """Run an extra round that the detector asked for. Return False if this node was busy with

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +32,7 @@ from dshealthd.probe.observation import (
     Timing,
 )
 from dshealthd.probe.options import PolicyOptions, ProbeOptions
-from dshealthd.probe.peers.protocol import PeerError
+from dshealthd.probe.peers.protocol import PeerError, Refusal
 from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.rounds.active_round import RoundReport
 from dshealthd.probe.rounds.plan import local_job
@@ -442,6 +443,67 @@ async def test_a_round_ends_when_a_job_starts(
         with pytest.raises(TimeoutError):
             await node.run(work, LocalStore(), lambda *_: None)
     assert bool(looks) is (gpus == "idle")
+
+
+@pytest.mark.parametrize(
+    ("end", "epoch", "done"),
+    [
+        (0.0, 7, [(OTHER, 0.0), (OTHER, 7)]),
+        (1.0, 7, [(OTHER, 0.0)]),
+        (1.0, ON_DEMAND, [(OTHER, ON_DEMAND)]),
+    ],
+)
+async def test_an_invitation(played: Played, end: float, epoch: int, done: list[Any]) -> None:
+    """In maintenance only one on demand is accepted. Who leads a round of the schedule is not in
+    maintenance itself.
+    """
+    found: list[Any] = []
+
+    async def invited(sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        found.append((sender, body["plan"].epoch))
+        return {}
+
+    played.rounds.invited, absences = invited, played._state.absences
+    absences.own_end, absences.record = lambda: end, lambda *said: found.append(said)
+    refused = bool(end) and epoch != ON_DEMAND
+    with pytest.raises(Refusal, match="maintenance") if refused else nullcontext():
+        await played._invited(OTHER, {"plan": SimpleNamespace(epoch=epoch)})
+    assert found == done
+
+
+@pytest.mark.parametrize(
+    ("members", "kind", "refused"),
+    [
+        ((ME, THIRD), RoundKind.PAIR, ""),
+        ((OTHER, THIRD), RoundKind.PAIR, "malformed"),
+        ((ME, ME), RoundKind.PAIR, "malformed"),
+        ((ME, THIRD), RoundKind.LOCAL, "malformed"),
+        ((ME, "elsewhere"), RoundKind.PAIR, "members_differ"),
+    ],
+)
+async def test_a_round_on_demand(
+    played: Played, members: tuple[str, str], kind: RoundKind, refused: str
+) -> None:
+    """One that this node can lead, with a member; it says so while it is in another one."""
+    body = {"members": members, "kind": kind, "steps": ((8, 1),)}
+    led: list[Any] = []
+    reports: list[Any] = [SimpleNamespace(observation="seen"), None]
+
+    async def lead(*given: Any) -> Any:
+        led.append((*given, {*played._requested}))
+        return reports.pop(0)
+
+    played._names, played._lead = (ME, THIRD), lead  # type: ignore[method-assign]
+    if refused:
+        with pytest.raises(Refusal, match=refused):
+            await played._lead_on_demand(OTHER, body)
+        assert led == []
+        return
+    assert await played._lead_on_demand(OTHER, body) == {"observation": "seen"}
+    with pytest.raises(Refusal, match="already_testing"):
+        await played._lead_on_demand(OTHER, body)
+    assert led == [(ON_DEMAND, members, kind, ((8, 1),), {members})] * 2
+    assert not played._requested
 
 
 def test_who_is_left_out() -> None:

@@ -59,7 +59,7 @@ class Rounds:
     def handlers(self) -> Mapping[str, Handler]:
         """Return the handlers of calls that belong to the agent's rounds, by method."""
         return {
-            "invite": self._invited,
+            "invite": self.invited,
             "store": self._store,
             "result": self._result,
             "conclusion": self._concluded,
@@ -102,7 +102,8 @@ class Rounds:
 
     # Taking part
 
-    async def _invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Take part in the round that another node leads, or decline."""
         plan: RoundPlan = body["plan"]
         # First of all, as other invitations may come meanwhile.
         objection = "" if plan.kind is RoundKind.LIGHT else await self._node.objection(plan)
