@@ -26,17 +26,8 @@ def met(
     **how: bool | float,
 ) -> Met:
     """Return a round with a peer, which was good unless it was `bad` or `silent`."""
-    round = ObservedRound(
-        number,
-        epoch,
-        at,
-        RoundKind.PAIR,
-        peer,
-        peer.startswith("n"),
-        extra=False,
-        led=True,
-        told=told,
-    )
+    kind, near = RoundKind.PAIR, peer.startswith("n")
+    round = ObservedRound(number, epoch, at, kind, peer, near, extra=False, led=True, told=told)
     silent = bool(how.get("silent"))
     bad = frozenset({REACH}) if how.get("bad", silent) else frozenset[Signal]()
     return Met(round, light=False, ratio=how.get("ratio", 1.0), bad=bad, silent=silent)

@@ -28,17 +28,8 @@ def a_round(
     number: int, peer: str = "peer", epoch: int = 0, told: PeerReport | None = None
 ) -> ObservedRound:
     """Return a round that this node led."""
-    return ObservedRound(
-        number,
-        epoch,
-        10.0 * epoch,
-        RoundKind.LIGHT,
-        peer,
-        near=False,
-        extra=False,
-        led=True,
-        told=told,
-    )
+    at, kind, near = 10.0 * epoch, RoundKind.LIGHT, False
+    return ObservedRound(number, epoch, at, kind, peer, near, extra=False, led=True, told=told)
 
 
 def company(names: tuple[str, ...] = NAMES) -> Company:
