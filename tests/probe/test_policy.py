@@ -126,14 +126,11 @@ def test_no_round_on_a_gpu_that_takes_one_process(mode: str, objection: str) -> 
     assert policy(shot).objection(scheduled=True) == objection
 
 
-JOB_STARTS = [
+@pytest.mark.parametrize(("collector", "result", "objection"), [
     ("gpu_processes", found(PROCESSES(1, "0", "GPU-0")), BUSY),
     ("gpu_processes", found(PROCESSES(0, "0", "GPU-0")), ""),
     ("job_environment", found(RANKS(4, "run-1", "r")), BUSY),
-]
-
-
-@pytest.mark.parametrize(("collector", "result", "objection"), JOB_STARTS)
+])  # fmt: skip
 async def test_collectors_look_before_a_round(
     collector: str, result: CollectionResult, objection: str
 ) -> None:

@@ -49,22 +49,18 @@ class BusyCompany(Company):
                 yield name, extra
 
     def _timings(self, ends: set[str], _epoch: int) -> Iterator[Timing]:
-        for size in TIMES:
-            yield self._timing(size, of_pair=ends == PAIR)
-
-    def _timing(self, size: int, *, of_pair: bool) -> Timing:
-        slow = self.slow_pair and of_pair and size == LARGE
-        seconds = (SLOWED if slow else TIMES[size]) * (1 + 0.15 * self._draws.random())
-        if self._draws.random() < BUSY:
-            seconds += self._draws.expovariate(1 / WAIT)
-        return Timing("all_reduce", size, seconds, 0.0)
+        for size, usual in TIMES.items():
+            slow = self.slow_pair and ends == PAIR and size == LARGE
+            seconds = (SLOWED if slow else usual) * (1 + 0.15 * self._draws.random())
+            if self._draws.random() < BUSY:
+                seconds += self._draws.expovariate(1 / WAIT)
+            yield Timing("all_reduce", size, seconds, 0.0)
 
 
 def told(start: int) -> list[set[Suspect]]:
     """Return who is accused by anybody in each of the first 15 epochs with the slow link."""
     company = BusyCompany(start)
-    for _ in range(KNOWN):
-        company.step()
+    company.told(KNOWN)
     company.slow_pair = True
     return company.told(15)
 
