@@ -36,7 +36,7 @@ from dshealthd.probe.peers.protocol import PeerError, Refusal
 from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.rounds.active_round import RoundReport
 from dshealthd.probe.rounds.plan import local_job
-from dshealthd.probe.slots import SlotRunner
+from dshealthd.probe.slots import Renamed, SlotRunner
 from dshealthd.probe.verdicts.planner import Confirmation
 from dshealthd.probe.workers.job import RankResult
 from dshealthd.probe.workers.store import LocalStore
@@ -443,6 +443,44 @@ async def test_a_round_ends_when_a_job_starts(
         with pytest.raises(TimeoutError):
             await node.run(work, LocalStore(), lambda *_: None)
     assert bool(looks) is (gpus == "idle")
+
+
+@pytest.mark.parametrize(
+    ("me", "differs", "ends", "applied"),
+    [
+        (ME, True, TimeoutError, ["no b", "leaves ac", "only ac", "only ac"]),
+        (ME, False, TimeoutError, []),
+        ("z", True, Renamed, []),
+    ],
+)
+async def test_a_new_list_of_members(
+    played: Played, me: str, ends: type[Exception], applied: list[str], *, differs: bool
+) -> None:
+    """All that know of members apply it, unless it gives this node another name."""
+    state, done, lists = played._state, list[str](), [differs]
+
+    async def refresh(*, again: bool) -> bool:
+        assert again
+        state.again.set()
+        if not lists:
+            raise TimeoutError
+        return lists.pop()
+
+    state.again = asyncio.Event()
+    state.again.set()
+    listed = SimpleNamespace(names=(ME, THIRD), leaves={ME: "", THIRD: ""})
+    state.local_membership = SimpleNamespace(refresh=refresh, me=me, membership=listed)
+    played.client.forget = lambda name: done.append(f"no {name}")
+    played.detector.apply_members = lambda leaves: done.append(f"leaves {''.join(leaves)}")
+    state.metrics.forget = state.absences.forget = lambda names: done.append(
+        f"only {''.join(names)}"
+    )
+    with pytest.raises(ends):
+        await played._follow_members()
+    assert done == applied
+    assert played._names == ((ME, THIRD) if applied else (ME, OTHER))
+    if applied:
+        assert {played._timetable.group_of(ME, epoch) for epoch in range(2)} == {(ME, THIRD)}
 
 
 @pytest.mark.parametrize(
