@@ -160,8 +160,8 @@ async def test_baselines_wait_until_torch_is_known(played: Played, reason: str) 
     async def load() -> object:
         return "document"
 
-    async def prepare(_: float) -> str:
-        assert not played._restored
+    async def prepare(seconds: float) -> str:
+        assert (seconds, played._restored) == (60.0, False)
         return "" if len(played.sleeps) == 8 else reason
 
     played._restored = False
