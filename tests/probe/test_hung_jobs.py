@@ -18,7 +18,7 @@ from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.protocol import PeerError
 from tests.probe.peering import Time
-from tests.probe.services import NAMES, Agent, agents, snapshot
+from tests.probe.services import NAMES, Agent, agents
 from tests.waiting import eventually
 
 ASKED = 32
@@ -54,28 +54,6 @@ def led(agent: Agent) -> list[tuple[str, str]]:
         for one in agent.rounds
         if one["led"] and one["epoch"] is None
     ]
-
-
-async def test_the_nodes_of_a_hung_job_meet_at_once(tmp_path: Path) -> None:
-    """This node meets the others that have the job, and no other member. It does so by light rounds
-    though the GPUs are idle, and once however often the hang is seen.
-    """
-    shots = {name: snapshot({"0": 0.0, "1": 0.0}) for name in NAMES[:4]}
-    async with agents(tmp_path, 4, change=unscheduled, shots=shots) as members:
-        await eventually(lambda: all(agent.value("probe_up") for agent in members))
-        one = members[0]
-        give_job(members[:3], "run-1")
-        for _ in range(3):
-            one.service.update_hangs([hang("run-1")])
-        await eventually(lambda: one.value("probe_hang_rounds_total") == 2)
-        one.service.update_hangs([hang("run-1")])
-        await asyncio.sleep(0.2)
-        assert led(one) == [(name, "ok") for name in NAMES[1:3]]
-        for agent in members:
-            assert {found["kind"] for found in agent.rounds} <= {"light"}
-            assert agent.value("probe_skips_total") == 0
-            assert agent.value("probe_gpu_seconds_total") == 0
-            assert agent.suspects == []
 
 
 async def test_all_nodes_of_a_job_look_at_the_same_time(tmp_path: Path) -> None:
