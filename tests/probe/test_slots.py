@@ -531,7 +531,7 @@ async def test_a_round_on_demand(
         led.append((*given, {*played._requested}))
         return reports.pop(0)
 
-    played._names, played._lead = (ME, THIRD), lead  # type: ignore[method-assign]
+    played._names, played._lead = (ME, THIRD), lead  # type: ignore[method-assign, assignment]
     if refused:
         with pytest.raises(Refusal, match=refused):
             await played._lead_on_demand(OTHER, body)

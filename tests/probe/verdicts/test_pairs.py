@@ -173,6 +173,7 @@ def test_a_pair_is_ambiguous_in_the_end(
     ("mine", "theirs", "link"),
     [
         ({"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 1.0}, True),
+        ({"a": 1.0, "b": 1.0}, None, False),
         ({"a": 1.0}, {"a": 1.0, "b": 1.0}, False),  # a single one may be wrong
         ({"a": 1.0, "b": 1.0}, {"a": 1.0}, False),
         ({"a": 1.0, "b": 1.0, "c": 9.0, "d": 9.0}, {"a": 1.0, "b": 1.0}, False),
@@ -180,13 +181,14 @@ def test_a_pair_is_ambiguous_in_the_end(
     ],
 )
 def test_a_link_has_two_ends_that_are_well(
-    mine: dict[str, float], theirs: dict[str, float], *, link: bool
+    mine: dict[str, float], theirs: dict[str, float] | None, *, link: bool
 ) -> None:
     """A slow link is one whose ends are each well with at least two others, and with most."""
     known = company()
     for name, ratio in mine.items():
         met(known, name, ratio)
-    known.record_report(a_round(20, told=PeerReport(node=1.0, pairs=theirs)))
+    if theirs is not None:
+        known.record_report(a_round(20, told=PeerReport(node=1.0, pairs=theirs)))
     found = suspicion(ECHO, 6, 10.0).find(known, set(), 1)
     assert found is (PairVerdict.LINK if link else PairVerdict.NOTHING)
     assert suspicion(ECHO, 5, 10.0).find(known, set(), 1) is PairVerdict.NOTHING, "too early"
@@ -352,6 +354,17 @@ def test_echoes_of_the_peer_say_nothing_good_of_collectives(
     pair.words = {"a": (1, True), "b": (1, True)}
     unknown = signal in {RUN, TIMED} and echoes
     assert pair.find(known, set(), 1) is (PairVerdict.NOTHING if unknown else PairVerdict.LINK)
+
+
+@pytest.mark.parametrize(("agreed", "link"), [(1, False), (2, True)])
+def test_a_slow_link_is_slow_for_both_of_its_ends(agreed: int, *, link: bool) -> None:
+    """Twice the peer has to report that it finds its rounds with this node slow."""
+    known, pair = company(), suspicion(TIMED, 6, 10.0)
+    pair.first, pair.agreed = replace(pair.first, kind=RoundKind.PAIR), agreed
+    for name in ("a", "b"):
+        met(known, name, 1.0, light=False)
+    known.record_report(a_round(20, told=WELL))
+    assert pair.find(known, set(), 1) is (PairVerdict.LINK if link else PairVerdict.NOTHING)
 
 
 def test_what_is_kept_does_not_grow_with_the_fleet() -> None:
