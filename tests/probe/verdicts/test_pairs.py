@@ -95,6 +95,14 @@ def test_a_peer_that_calls(signal: Signal, *, led_first: bool, led: bool, ended:
     assert pair.update(again, frozenset(), 1.0, "", {signal: True}) is ended
 
 
+def test_who_answered_last_is_reached() -> None:
+    """Though the suspicion goes on, others may meet it."""
+    pair = suspicion(REACH, 3)
+    assert pair.unreached
+    assert not pair.update(a_round(9), frozenset(), 1.0, "", {REACH: True})
+    assert not pair.unreached
+
+
 def test_a_suspicion_without_rounds_lapses() -> None:
     """It does after six epochs, and what was bad before counts for thirty-six."""
     pair = suspicion(REACH, 3)
