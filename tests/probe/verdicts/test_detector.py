@@ -511,11 +511,14 @@ def test_other_end_that_fails_inside_its_leaf_is_no_link(ratio: float, links: in
 
 @pytest.mark.parametrize("outcome", [Outcome.UNREACHABLE, Outcome.REFUSED])
 def test_node_that_nobody_reaches(outcome: Outcome) -> None:
-    """A node that answers neither this node nor its next peer is accused, with the reason."""
+    """A node that answers neither this node nor its next peer is accused, with the reason. Echoes
+    do to find that out.
+    """
     scene, peer = met()
     world = vanished(peer, outcome, HARD)
     scene.run(world)
     assert scene.run(world) == (Suspect(Part.NODE, peer, str(outcome)),)
+    assert {request.kind for request in scene.asked} == {RoundKind.LIGHT}
     assert [bool(scene.run(well)) for _ in range(5)] == [True, True, True, True, False]
 
 

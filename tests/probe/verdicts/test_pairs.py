@@ -88,11 +88,15 @@ def test_good_rounds_that_end_a_suspicion(bads: int, needed: int) -> None:
     ],
 )
 def test_a_peer_that_calls(signal: Signal, *, led_first: bool, led: bool, ended: bool) -> None:
-    """It is not one that can be called: that this node did not reach it stands."""
+    """It is not one that can be called: that this node did not reach it stands. What goes wrong in
+    its round counts.
+    """
     pair = suspicion(signal, 1)
     pair.first = replace(pair.first, led=led_first)
     again = replace(a_round(1), led=led)
     assert pair.update(again, frozenset(), 1.0, "", {signal: True}) is ended
+    pair.update(again, frozenset({RUN}), HARD, "hung", {RUN: False})
+    assert pair.signals == {RUN}
 
 
 def test_who_answered_last_is_reached() -> None:
