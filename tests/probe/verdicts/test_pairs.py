@@ -116,6 +116,8 @@ def test_a_suspicion_without_rounds_lapses() -> None:
         begun = a_round(100, epoch=epoch)
         again = PairSuspicion.begin(begun, frozenset({REACH}), HARD, "bad", pair)
         assert again.earlier == earlier
+    pair.accused = "unreachable"
+    assert not pair.is_stale(7), "an accusation takes good rounds to end"
 
 
 @pytest.mark.parametrize(("ratio", "ill"), [(2.5, 0), (2.6, 1)])
