@@ -370,6 +370,20 @@ def test_echoes_of_the_peer_say_nothing_good_of_collectives(
     assert pair.find(known, set(), 1) is (PairVerdict.NOTHING if unknown else PairVerdict.LINK)
 
 
+@pytest.mark.parametrize(("bads", "found"), [(1, PairVerdict.NOTHING), (2, PairVerdict.AMBIGUOUS)])
+def test_two_nodes_alone(bads: int, found: PairVerdict) -> None:
+    """One lost echo is no fault; of a second, nobody can tell whose it is."""
+    assert suspicion(REACH, bads).find(company(NAMES[:2]), set(), 1) is found
+
+
+def test_slow_rounds_of_a_peer_say_nothing_of_a_hang() -> None:
+    """It is well with others as long as rounds with them do not fail, too."""
+    known, pair = company(), suspicion(TIMED, 1, 2.0)
+    pair.update(a_round(1), frozenset({RUN}), HARD, "hung", {RUN: False})
+    known.record_report(a_round(20, told=PeerReport(node=1.0, pairs={"a": 1.3, "b": HARD})))
+    assert pair.theirs(known)[:2] == (1, 1)
+
+
 @pytest.mark.parametrize(("agreed", "link"), [(1, False), (2, True)])
 def test_a_slow_link_is_slow_for_both_of_its_ends(agreed: int, *, link: bool) -> None:
     """Twice the peer has to report that it finds its rounds with this node slow."""
