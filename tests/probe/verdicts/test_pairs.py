@@ -162,6 +162,15 @@ def test_what_ends_an_accusation(accused: str, *, well: int, over: int) -> None:
     assert pair.update(a_round(1), frozenset(), 1.0, "", {ECHO: bool(well)}) is bool(over)
 
 
+@pytest.mark.parametrize(("accused", "ended"), [("", [0, 0, 1]), ("slow", [0, 0, 0, 1])])
+def test_good_rounds_that_end_an_accusation_are_in_a_row(accused: str, ended: list[int]) -> None:
+    """Those that end a suspicion are not: chance mixes in bad ones."""
+    pair = suspicion(ECHO, 6, 10.0)
+    pair.accused = accused
+    rounds = [GOOD, frozenset({ECHO}), GOOD, GOOD][: len(ended)]
+    assert ended == [pair.update(a_round(7), bad, 10.0, "slow", {ECHO: not bad}) for bad in rounds]
+
+
 @pytest.mark.parametrize(
     ("signal", "bads", "epoch", "ambiguous"),
     [
