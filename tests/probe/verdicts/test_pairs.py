@@ -282,6 +282,8 @@ def test_whom_nobody_reaches(words: list[bool], found: PairVerdict) -> None:
     assert first is PairVerdict.NOTHING, (
         "in its first epoch others may know what was before the fault"
     )
+    pair.is_good = True
+    assert pair.find(known, {"peer"}, 1) is not PairVerdict.LINK, "the last call came through"
 
 
 @pytest.mark.parametrize(("well", "link"), [(3, False), (4, True)])
