@@ -406,6 +406,42 @@ def test_a_slow_link_is_slow_for_both_of_its_ends(agreed: int, *, link: bool) ->
     assert pair.find(known, set(), 1) is (PairVerdict.LINK if link else PairVerdict.NOTHING)
 
 
+@pytest.mark.parametrize(
+    ("ratios", "signal", "light", "many"),
+    [
+        ((11.5, 8.7), TIMED, False, True),
+        ((11.6, 8.7), TIMED, False, False),
+        ((11.5, 8.6), TIMED, False, False),
+        ((10.0,), TIMED, False, False),
+        ((10.0, 10.0), RUN, False, False),
+        ((10.0, 10.0), TIMED, True, False),
+    ],
+)
+def test_pairs_that_are_slow_alike(
+    ratios: tuple[float, ...], signal: Signal, *, light: bool, many: bool
+) -> None:
+    """Two others with which rounds of the kind are as slow, by 15 %, in all that is."""
+    known, pair = company(), suspicion(TIMED, 6, 10.0)
+    pair.first = replace(pair.first, kind=RoundKind.PAIR)
+    for name, ratio in zip("ab", ratios, strict=False):
+        bad = frozenset({signal})
+        known.log.append(Met(a_round(1, name, 1), light, ratio, bad, silent=False))
+    assert pair.is_one_of_many(known) is many
+
+
+@pytest.mark.parametrize(
+    ("kind", "echoes", "opinion"),
+    [(RoundKind.PAIR, (), 1.5), (RoundKind.PAIR, ("me",), None), (RoundKind.LIGHT, (), None)],
+)
+def test_opinion_of_the_peer(
+    kind: RoundKind, echoes: tuple[str, ...], opinion: float | None
+) -> None:
+    """What it reports of its collectives with this node; nothing of echoes."""
+    pair = suspicion(TIMED, 1, 2.0)
+    pair.first = replace(pair.first, kind=kind)
+    assert pair.opinion(PeerReport(pairs={"me": 1.5}, echoes=echoes), "me") == opinion
+
+
 def test_what_is_kept_does_not_grow_with_the_fleet() -> None:
     """Among 10,000 members, a node forgets who has rested, and chooses among a few members on
     either side of its leaf, but among all of a small fleet.
