@@ -37,7 +37,8 @@ from dshealthd.probe.observation import (
 )
 from dshealthd.probe.options import BaselineOptions
 from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
-from dshealthd.probe.verdicts.detector import INTERMITTENT, Confirmation, Detector
+from dshealthd.probe.verdicts.detector import INTERMITTENT, Detector
+from dshealthd.probe.verdicts.planner import Confirmation
 
 RAILS = 8
 SIZE = 64 << 20

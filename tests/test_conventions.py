@@ -67,9 +67,6 @@ ONE_WAY: dict[str, tuple[set[str], re.Pattern[str], dict[str, str]]] = {
         AGENT,
         {
             "core/timing.py": "itself",
-            "probe/service.py": "a pause that something may end early",
-            "probe/slots.py": "a pause that something may end early",
-            "probe/workers/session.py": "its end is moved while a stage makes progress",
         },
     ),
     # What somebody names is opened only if it is a regular file: a FIFO would hang the reader.

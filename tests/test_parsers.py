@@ -147,7 +147,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("probe.members.membership", "parse_hostfile", LINES, "file"),
         ("probe.members.membership", "parse_nodes", st.lists(TEXT)),
         ("probe.members.topology", "parse", LINES, "file"),
-        ("probe.peers.key_file", "parse_keys", BYTES),
+        ("probe.peers.credentials", "parse_keys", BYTES),
         ("probe.peers.protocol", "parse_challenge", BYTES),
         ("training.message", "decode", BYTES),
         ("training.message", "newest_message", BYTES),

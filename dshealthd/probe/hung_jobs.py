@@ -87,12 +87,11 @@ class HungJobs:
         self._hung: frozenset[str] = frozenset()
         self._seen: set[str] = set()
         """Jobs whose current hang is already queued or handled."""
-        self._waiting: list[str] = []
+        self._waiting: asyncio.Queue[str] = asyncio.Queue()
         self._standing: dict[str, tuple[float, int | None]] = {}
         """When members were last asked about each hang, and how many ranks then stood still; None
         if a member had some at work.
         """
-        self._added = asyncio.Event()
         self._free_at = float("-inf")
         self._rounds = 0
 
@@ -109,17 +108,13 @@ class HungJobs:
         for job, reason in by_job.items():
             if reason in _WITHOUT_CAUSE and job not in self._seen:
                 self._seen.add(job)
-                self._waiting.append(job)
-                self._added.set()
+                self._waiting.put_nowait(job)
 
     async def work(self, around: Neighborhood) -> None:
         """Meet the nodes of one hung job after another, until cancelled."""
         while True:
-            while not self._waiting:
-                self._added.clear()
-                await self._added.wait()
+            job = await self._waiting.get()
             await asyncio.sleep(max(0.0, self._free_at - self._monotonic()))
-            job = self._waiting.pop(0)
             if job not in self._hung or self._is_all_here(job):
                 continue
             self._free_at = self._monotonic() + GAP

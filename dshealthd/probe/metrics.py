@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import Buckets, counter, gauge, histogram
 from dshealthd.linux.starvation import STARVED
-from dshealthd.probe.observation import Outcome, RoundKind
+from dshealthd.probe.observation import Outcome, RoundKind, slowest
 from dshealthd.probe.peers.protocol import Rejection
 from dshealthd.probe.rounds.active_round import DISAGREEMENTS
 from dshealthd.probe.rounds.plan import PAYLOAD
@@ -46,9 +46,7 @@ UNTIMED_ROUNDS = counter(
     "for a CPU.",
 )
 DURATION = histogram(
-    "dshealthd_probe_duration_seconds",
-    "Duration of a round from invitation to conclusion.",
-    "kind",
+    "dshealthd_probe_duration_seconds", "Duration of a round from invitation to conclusion.", "kind"
 )
 BANDWIDTH = gauge(
     "dshealthd_probe_bus_bandwidth_bytes_per_second",
@@ -157,15 +155,11 @@ class RoundMetrics:
             self.skip(observation.reason)
         self._durations.setdefault(kind, Buckets(BOUNDS)).observe(report.seconds)
         self._last[kind] = observation.at
-        slowest: dict[tuple[str, int], Timing] = {}
-        for timing in observation.timings:
-            key = timing.op, timing.size
-            if key not in slowest or timing.seconds > slowest[key].seconds:
-                slowest[key] = timing
-        for (op, size), timing in slowest.items():
-            if size in SIZES or observation.kind is RoundKind.LOCAL:
-                self._timings[kind, str(observation.backend), op, str(size)] = timing
-            if observation.kind is RoundKind.LIGHT and size == 0 and report.led:
+        for timing in slowest(observation.timings, "op", "size"):
+            if timing.size in SIZES or observation.kind is RoundKind.LOCAL:
+                labels = kind, str(observation.backend), timing.op, str(timing.size)
+                self._timings[labels] = timing
+            if observation.kind is RoundKind.LIGHT and timing.size == 0 and report.led:
                 self._trips.append(timing.seconds)
         peer = next((name for name in observation.members if name != me), "")
         if peer:

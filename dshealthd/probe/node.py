@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.state_writer import StateFile
+from dshealthd.probe.hung_jobs import HungJobs
+from dshealthd.probe.members.absences import Absences
+from dshealthd.probe.members.local_membership import LocalMembership
 from dshealthd.probe.members.schedule import epoch_at
+from dshealthd.probe.metrics import RoundMetrics
 from dshealthd.probe.observation import ON_DEMAND, Outcome, Stage
+from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.protocol import PeerError
-from dshealthd.probe.policy import BUSY
+from dshealthd.probe.policy import BUSY, GpuOccupancy, Policy
 from dshealthd.probe.rounds.plan import job
 from dshealthd.probe.workers.job import RankResult
+from dshealthd.probe.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from dshealthd.probe.members.membership import Membership
     from dshealthd.probe.observation import PeerReport, RoundPlan
     from dshealthd.probe.peers.client import PeerClient
     from dshealthd.probe.rounds.active_round import ActiveRound
-    from dshealthd.probe.state import ProbeState
     from dshealthd.probe.verdicts.detector import Detector
     from dshealthd.probe.workers.job import WorkerJob
     from dshealthd.probe.workers.store import StoreHandler
-    from dshealthd.probe.workers.worker_pool import WorkerPool
 
 NO_PYTHON = "no_python"
 WARMING_UP = "warming_up"
@@ -39,6 +46,31 @@ WATCH = 2.0
 """Seconds between looks for a job that has started beside workers: most rounds are over by then,
 one that hangs takes up to a minute. A rank imports torch for longer before it uses a GPU.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeState:
+    """What the slots of this node share with those after a change of its name."""
+
+    options: ProbeOptions
+    local_membership: LocalMembership
+    gpus: GpuOccupancy
+    policy: Policy
+    worker_pool: WorkerPool | None
+    """None if all rounds are light."""
+    absences: Absences
+    hung_jobs: HungJobs
+    metrics: RoundMetrics
+    again: asyncio.Event
+    """Set to have the members reread."""
+    file: StateFile
+    """The baselines of earlier runs."""
+    summary: Callable[[], dict[str, Any]]
+    """Returns what this node reports about itself; see `fleet.summary`."""
+    monotonic: Callable[[], float]
+    wall: Callable[[], float]
+    waited: Callable[[], float | None]
+    """Returns the seconds that this agent has waited for a CPU."""
 
 
 class ThisNode:

@@ -5,6 +5,7 @@ from which verdicts are drawn. Agents exchange them as they are declared here.
 from __future__ import annotations
 
 import enum
+import operator
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -132,6 +133,17 @@ class Timing:
     """
     part: Annotated[str, NAME] = ""
     """GPU index or adapter that was timed; empty for the whole member."""
+
+
+def slowest(timings: Iterable[Timing], *fields: str) -> list[Timing]:
+    """Return the slowest of all timings with the same values in these fields."""
+    key = operator.attrgetter(*fields)
+    found: dict[object, Timing] = {}
+    for timing in timings:
+        known = found.get(key(timing))
+        if known is None or timing.seconds > known.seconds:
+            found[key(timing)] = timing
+    return list(found.values())
 
 
 Timings = Annotated[tuple[Timing, ...], Array(schema.of(Timing), 8 * MAX_SIZES)]

@@ -13,6 +13,7 @@ from dshealthd.core.timing import holds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from dshealthd.core.collector import Metric, Sample
     from dshealthd.core.snapshot import Latest, Snapshot
     from dshealthd.probe.options import PolicyOptions
 
@@ -124,35 +125,26 @@ class GpuOccupancy:
     def _expected(self) -> int | None:
         """Return the number of GPUs on the bus, which occupancy must cover; None if unknown."""
         latest = self._fresh(gpu_bus.GpuBus.name)
-        if latest is None:
-            return None
-        if latest.result.outcome is CollectionOutcome.NOT_AVAILABLE:
+        if latest is not None and latest.result.outcome is CollectionOutcome.NOT_AVAILABLE:
             return 0
-        return next(
-            (
-                int(sample.value)
-                for sample in latest.result.samples
-                if sample.metric is gpu_bus.EXPECTED
-            ),
-            None,
-        )
+        found = self._samples(gpu_bus.GpuBus.name, gpu_bus.EXPECTED)
+        return int(found[0].value) if found else None
 
     def _processes(self) -> dict[str, float]:
-        latest = self._fresh(gpu_processes.GpuProcesses.name)
-        return {
-            sample.labels[0]: sample.value
-            for sample in (() if latest is None else latest.result.samples)
-            if sample.metric is gpu_processes.PROCESSES
-        }
+        found = self._samples(gpu_processes.GpuProcesses.name, gpu_processes.PROCESSES)
+        return {sample.labels[0]: sample.value for sample in found}
 
     def _modes(self) -> set[str]:
         """Return the compute modes of the GPUs, as far as they are known."""
-        latest, place = self._fresh(gpu.GpuTelemetry.name), gpu.MODE.dimensions.index("compute")
-        return {
-            sample.labels[place]
-            for sample in (() if latest is None else latest.result.samples)
-            if sample.metric is gpu.MODE
-        }
+        place = gpu.MODE.dimensions.index("compute")
+        found = self._samples(gpu.GpuTelemetry.name, gpu.MODE)
+        return {sample.labels[place] for sample in found}
+
+    def _samples(self, name: str, metric: Metric) -> list[Sample]:
+        """Return what a collector found last of a metric; nothing if that is not known."""
+        latest = self._fresh(name)
+        samples = () if latest is None else latest.result.samples
+        return [sample for sample in samples if sample.metric is metric]
 
     def _is_current(self, name: str) -> bool:
         """Return whether a collector that runs has looked since it was last asked to."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import logging
 import socket
@@ -13,6 +12,7 @@ from dshealthd.core import background
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.sockets import listen_address
 from dshealthd.core.state_writer import StateFile
+from dshealthd.core.timing import happens
 from dshealthd.linux import starvation
 from dshealthd.linux.local_network import interface_of
 from dshealthd.probe.hung_jobs import HungJobs
@@ -21,13 +21,10 @@ from dshealthd.probe.members.hostlist import numeric
 from dshealthd.probe.members.local_membership import LocalMembership, hostname
 from dshealthd.probe.members.schedule import epoch_at
 from dshealthd.probe.metrics import RoundMetrics
-from dshealthd.probe.node import PREPARATION
-from dshealthd.probe.peers.credentials import Credentials
-from dshealthd.probe.peers.key_file import CredentialError
+from dshealthd.probe.node import PREPARATION, ProbeState
+from dshealthd.probe.peers.credentials import CredentialError, Credentials
 from dshealthd.probe.policy import GpuOccupancy, Policy
-from dshealthd.probe.requests import MAX_LISTED
 from dshealthd.probe.slots import SlotRunner
-from dshealthd.probe.state import ProbeState
 from dshealthd.probe.verdicts.baseline import Baselines
 from dshealthd.probe.workers.worker_pool import WorkerPool
 
@@ -51,8 +48,7 @@ UP = gauge(
     "1 while probes with other nodes run; 0 while the members, key or address are unusable.",
 )
 GPU_SECONDS = counter(
-    "dshealthd_probe_gpu_seconds_total",
-    "Time for which probe collectives occupied each GPU.",
+    "dshealthd_probe_gpu_seconds_total", "Time for which probe collectives occupied each GPU."
 )
 SCORE = gauge(
     "dshealthd_probe_score_ratio",
@@ -61,6 +57,8 @@ SCORE = gauge(
 
 PARENT_IDLE = 120.0
 """Seconds after which the idle fork server ends: it has imported torch, some 200 MiB."""
+MAX_LISTED = 64
+"""Most members listed in the status."""
 RETRY = 5.0
 """Seconds between attempts to start."""
 MAX_FILE = 1 << 24
@@ -109,10 +107,7 @@ class ProbeService:
             ),
             hung_jobs=HungJobs(summary, monotonic),
             worker_pool=WorkerPool(
-                str(options.python),
-                PARENT_IDLE,
-                monotonic,
-                environment=options.worker.variables,
+                str(options.python), PARENT_IDLE, monotonic, environment=options.worker.variables
             )
             if options.python is not None
             else None,
@@ -139,10 +134,9 @@ class ProbeService:
         return self._state.local_membership.me
 
     def start(self) -> None:
-        """Start the probes if they are configured."""
-        if self.options.wanted and self._task is None:
-            self._task = asyncio.create_task(self._run(), name="probes")
-            self._task.add_done_callback(self._report_defect)
+        """Start the probes."""
+        self._task = asyncio.create_task(self._run(), name="probes")
+        self._task.add_done_callback(self._report_defect)
 
     def reload(self) -> None:
         """Reread the list of members."""
@@ -158,9 +152,7 @@ class ProbeService:
             await self._state.worker_pool.close()
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics of the probes; none if they are not configured."""
-        if not self.options.wanted:
-            return
+        """Yield the metrics of the probes."""
         yield UP(float(self._running is not None))
         yield from self._state.local_membership.samples()
         running = self._running
@@ -183,8 +175,6 @@ class ProbeService:
 
     def status(self) -> dict[str, Any]:
         """Return the probes' section of the status document."""
-        if not self.options.wanted:
-            return {"state": "off"}
         running, known = self._running, self._state.local_membership.known
         document: dict[str, Any] = {
             "state": "failing" if running is None else "ok",
@@ -252,9 +242,7 @@ class ProbeService:
                 if str(problem) != self._problem:
                     log.error("probe: %s", problem)
                 self._problem = str(problem)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(RETRY):
-                        await self._state.again.wait()
+                await happens(self._state.again, RETRY)
                 self._state.again.clear()
                 continue
             self._problem = ""

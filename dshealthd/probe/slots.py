@@ -8,21 +8,19 @@ the epoch leads; if it stays silent for TAKE_OVER seconds, the other one does.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
 import logging
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
 from dshealthd.core import state_writer
 from dshealthd.core.schema import SchemaError
 from dshealthd.core.sockets import listen_address
-from dshealthd.core.timing import Backoff
+from dshealthd.core.timing import Backoff, happens
 from dshealthd.probe.hung_jobs import Neighborhood
 from dshealthd.probe.members.absences import MAINTENANCE
-from dshealthd.probe.members.schedule import Timetable, epoch_at, root_order
+from dshealthd.probe.members.schedule import Timetable, epoch_at, jitter, root_order, spread
 from dshealthd.probe.node import PREPARATION, ThisNode
 from dshealthd.probe.observation import (
     ON_DEMAND,
@@ -36,38 +34,30 @@ from dshealthd.probe.observation import (
     Stage,
 )
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.protocol import PeerError
+from dshealthd.probe.peers.protocol import PeerError, Refusal, Rejection
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.peers.server import PeerServer
-from dshealthd.probe.requests import PeerRequests
 from dshealthd.probe.rounds.active_round import Decline, RoundReport
 from dshealthd.probe.rounds.conclusion import combine
-from dshealthd.probe.rounds.plan import (
-    DEADLINES,
-    gpu_seconds,
-    local_job,
-    local_plan,
-    steps_at,
-)
+from dshealthd.probe.rounds.plan import DEADLINES, gpu_seconds, local_job, local_plan, steps_at
 from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.verdicts.confirmation import Confirmations
 from dshealthd.probe.verdicts.detector import Detector
 from dshealthd.probe.workers.store import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from dshealthd.probe.node import ProbeState
     from dshealthd.probe.peers.credentials import Credentials
-    from dshealthd.probe.state import ProbeState
+    from dshealthd.probe.rounds.round import Handler
     from dshealthd.probe.verdicts.baseline import Baselines
-    from dshealthd.probe.verdicts.detector import Confirmation
+    from dshealthd.probe.verdicts.planner import Confirmation
 
 log = logging.getLogger(__name__)
 
 TAKE_OVER = 2.0
 """Seconds of silence after which the other member leads, but at most a fifth of the period."""
-JITTER = 1.0
-"""Seconds over which the pairs of an epoch spread their starts, at most a fifth of the period."""
 IMPORT_RETRIES = Backoff(first=60.0, limit=3600.0)
 """Waits until torch's version is asked for again: each check of an environment reads all of it."""
 LOCAL_EVERY = 60
@@ -124,7 +114,7 @@ class SlotRunner:
             options.peer,
             self._me,
             lambda: state.local_membership.membership.names,
-            PeerRequests(state, self.rounds, self._lead_for_another).handlers(),
+            self._handlers(),
             credentials=credentials,
             monotonic=state.monotonic,
             resolver=resolver,
@@ -215,12 +205,8 @@ class SlotRunner:
         again, period = self._state.again, self._state.options.period
         while True:
             now = self._state.wall()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(
-                    (epoch_at(now - period / 2, period) + 1.5) * period - now
-                ):
-                    await again.wait()
-            demanded = again.is_set()
+            due = (epoch_at(now - period / 2, period) + 1.5) * period
+            demanded = await happens(again, due - now)
             again.clear()
             if not await self._state.local_membership.refresh(again=demanded):
                 continue
@@ -261,11 +247,10 @@ class SlotRunner:
             report = await self._lead(ON_DEMAND, (self._me, name), RoundKind.LIGHT)
             if report is not None and report.observation.reason != Decline.TESTING:
                 return True
-            await asyncio.sleep(BUSY_WAIT * (0.5 + _spread(self._me) / 2**32))
+            await asyncio.sleep(BUSY_WAIT * (0.5 + spread(self._me) / 2**32))
         return False
 
     def _others(self) -> list[str]:
-        """Return the other members."""
         return [name for name in self._names if name != self._me]
 
     async def _epoch(self, epoch: int) -> None:
@@ -279,7 +264,7 @@ class SlotRunner:
             self._state.metrics.skip("resting")
         # Each node has its own offset, so that not all GPUs of the cluster are busy in the same
         # epoch.
-        if self._state.gpus.count() and (epoch + _spread(self._me)) % LOCAL_EVERY == 0:
+        if self._state.gpus.count() and (epoch + spread(self._me)) % LOCAL_EVERY == 0:
             await self._local(epoch)
         if self._state.monotonic() - self._saved > SAVE_EVERY:
             self._saved = self._state.monotonic()
@@ -359,14 +344,42 @@ class SlotRunner:
         )
         return await self.rounds.lead(plan.light() if reason else plan, reason)
 
-    async def _lead_for_another(
-        self, members: tuple[str, ...], kind: RoundKind, steps: tuple[tuple[int, int], ...]
-    ) -> RoundReport | None:
+    def _handlers(self) -> Mapping[str, Handler]:
+        """Return the handlers of other members' calls, by method."""
+        return {
+            **self.rounds.handlers(),
+            "invite": self._invited,
+            "absent": self._state.absences.answer,
+            "summary": self._summarize,
+            "lead": self._lead_on_demand,
+        }
+
+    async def _invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Take part in another node's round; in maintenance, only in one on demand."""
+        if body["plan"].epoch != ON_DEMAND:
+            # A leader of scheduled rounds is not in maintenance.
+            self._state.absences.record(sender, 0.0)
+            if self._state.absences.own_end():
+                raise Refusal(MAINTENANCE)
+        return await self.rounds.invited(sender, body)
+
+    async def _lead_on_demand(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        members, kind = body["members"], body["kind"]
+        if members[0] != self._me or members[1] == self._me or kind is RoundKind.LOCAL:
+            raise Refusal(Rejection.MALFORMED)
+        if not set(members) <= set(self._names):
+            raise Refusal(Decline.MEMBERS)
         self._requested.add(members)
         try:
-            return await self._lead(ON_DEMAND, members, kind, steps)
+            report = await self._lead(ON_DEMAND, members, kind, body["steps"])
         finally:
             self._requested.discard(members)
+        if report is None:
+            raise Refusal(Decline.TESTING)
+        return {"observation": report.observation}
+
+    async def _summarize(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:
+        return self._state.summary()
 
     async def _confirm(self, confirmation: Confirmation) -> bool:
         """Run an extra round that the detector asked for. Return False if this node was busy with
@@ -459,16 +472,6 @@ class SlotRunner:
         for needed in self.detector.observe(observation, requested=requested):
             if not self.confirmations.add(needed):
                 self.detector.withdraw(needed)
-
-
-def jitter(epoch: int, pair: Iterable[str], period: float) -> float:
-    """Return how many seconds into the epoch a pair's slot begins: the same for both of it."""
-    return _spread(f"{epoch}/{'/'.join(sorted(pair))}") / 2**32 * min(JITTER, period / 5)
-
-
-def _spread(text: str) -> int:
-    """Return a number below 2^32 that spreads slots, the same on every node."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
 
 
 def _words(observation: Observation) -> str:

@@ -222,11 +222,10 @@ async def company(
     count: int,
     *,
     workers: Callable[[str], Any] = lambda _: FakeWorkers(),
-    keys: dict[str, str] | None = None,
     silent: bool = False,
     waited: Callable[[str], float] = lambda _: 0.0,
 ) -> AsyncIterator[list[Companion]]:
-    """Run so many nodes; `keys` gives some of them a key of their own.
+    """Run so many nodes.
 
     `waited` gives for how many seconds a node has waited for a CPU by now: for none as it is. All
     have time to answer. Unless one is `silent`, they have it for a share too.
@@ -243,8 +242,7 @@ async def company(
                 name,
                 names,
                 PeerOptions(
-                    listen_address=f"{name}:0",
-                    key_file=secret(directory, f"key-{name}", (keys or {}).get(name, KEY)),
+                    listen_address=f"{name}:0", key_file=secret(directory, f"key-{name}", KEY)
                 ),
                 ports,
                 workers(name),

@@ -22,13 +22,7 @@ from blockbuster import BlockBuster
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.protocol import (
-    Hello,
-    PeerError,
-    PeerSession,
-    parse_challenge,
-    to_frame,
-)
+from dshealthd.probe.peers.protocol import Hello, PeerError, PeerSession, parse_challenge, to_frame
 from dshealthd.probe.peers.server import PeerServer
 
 T = TypeVar("T", bound="Callable[..., Any]")

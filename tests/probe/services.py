@@ -79,7 +79,6 @@ class Agent:
     def __init__(self, options: ProbeOptions, state: Path, shot: Snapshot, clock: Clock) -> None:
         self.name = options.members.name
         self.clock = clock
-        self.clock_off = 0.0
         self.summary: dict[str, Any] = {
             "version": "0",
             "verdict": "ok",
@@ -94,14 +93,14 @@ class Agent:
             state=state,
             snapshot=shot,
             monotonic=time.monotonic,
-            wall=self.wall,
+            wall=lambda: clock.now,
             summary=lambda: dict(self.summary),
             waited=lambda: 0.0,  # so that every echo is timed, however busy the machine
         )
 
     def wall(self) -> float:
-        """Return this node's idea of the time."""
-        return self.clock.now + self.clock_off
+        """Return the time."""
+        return self.clock.now
 
     def value(self, name: str, *labels: str) -> float:
         """Return the sum of a metric's series that begin with these labels, 0 if there are none."""
@@ -133,14 +132,11 @@ async def agents(
     *,
     change: Callable[[ProbeOptions], ProbeOptions] = lambda options: options,
     shots: Mapping[str, Snapshot] | None = None,
-    keys: Mapping[str, str] | None = None,
-    clocks: Mapping[str, float] | None = None,
-    begin: float = BEGIN,
 ) -> AsyncIterator[list[Agent]]:
-    """Run the given number of agents, from the time `begin` on. They start shortly after an epoch
-    has begun, so that all take part in the next one.
+    """Run the given number of agents. They start shortly after an epoch has begun, so that all
+    take part in the next one.
     """
-    names, port, clock = NAMES[:count], free_port(), Clock(begin)
+    names, port, clock = NAMES[:count], free_port(), Clock(BEGIN)
     started: list[Agent] = []
     async with contextlib.AsyncExitStack() as stack:
         give_time(stack.enter_context(pytest.MonkeyPatch.context()))
@@ -154,13 +150,11 @@ async def agents(
                 period=Duration(PERIOD),
                 members=MembershipOptions(nodes=names, name=name),
                 peer=PeerOptions(
-                    listen_address=f"{name}:{port}",
-                    key_file=secret(state, "key", (keys or {}).get(name, KEY)),
+                    listen_address=f"{name}:{port}", key_file=secret(state, "key", KEY)
                 ),
                 policy=PolicyOptions(),
             )
             agent = Agent(change(options), state, (shots or {}).get(name) or snapshot(), clock)
-            agent.clock_off = (clocks or {}).get(name, 0.0)
             agent.service.start()
             started.append(agent)
         try:

@@ -18,7 +18,7 @@ from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.protocol import PeerError
 from tests.probe.peering import Time
-from tests.probe.services import NAMES, Agent, agents, snapshot
+from tests.probe.services import NAMES, Agent, agents
 from tests.waiting import eventually
 
 ASKED = 32
@@ -33,13 +33,7 @@ def hang(job: str, reason: HangClass = HangClass.WAITING) -> Standstill:
 
 def entry(job: str, ranks: int = 1, world_size: int = 4) -> dict[str, Any]:
     """Return a job as it appears in a summary."""
-    return {
-        "job": job,
-        "state": "hung",
-        "ranks": ranks,
-        "loss": "finite",
-        "world_size": world_size,
-    }
+    return {"job": job, "state": "hung", "ranks": ranks, "loss": "finite", "world_size": world_size}
 
 
 def unscheduled(options: ProbeOptions) -> ProbeOptions:
@@ -62,28 +56,6 @@ def led(agent: Agent) -> list[tuple[str, str]]:
     ]
 
 
-async def test_the_nodes_of_a_hung_job_meet_at_once(tmp_path: Path) -> None:
-    """This node meets the others that have the job, and no other member. It does so by light rounds
-    though the GPUs are idle, and once however often the hang is seen.
-    """
-    shots = {name: snapshot({"0": 0.0, "1": 0.0}) for name in NAMES[:4]}
-    async with agents(tmp_path, 4, change=unscheduled, shots=shots) as members:
-        await eventually(lambda: all(agent.value("probe_up") for agent in members))
-        one = members[0]
-        give_job(members[:3], "run-1")
-        for _ in range(3):
-            one.service.update_hangs([hang("run-1")])
-        await eventually(lambda: one.value("probe_hang_rounds_total") == 2)
-        one.service.update_hangs([hang("run-1")])
-        await asyncio.sleep(0.2)
-        assert led(one) == [(name, "ok") for name in NAMES[1:3]]
-        for agent in members:
-            assert {found["kind"] for found in agent.rounds} <= {"light"}
-            assert agent.value("probe_skips_total") == 0
-            assert agent.value("probe_gpu_seconds_total") == 0
-            assert agent.suspects == []
-
-
 async def test_all_nodes_of_a_job_look_at_the_same_time(tmp_path: Path) -> None:
     """Each of four nodes meets the other three, although each declines while it leads a round."""
     async with agents(tmp_path, 4, change=unscheduled) as members:
@@ -98,32 +70,6 @@ async def test_all_nodes_of_a_job_look_at_the_same_time(tmp_path: Path) -> None:
                 for agent in members
             )
         )
-
-
-async def test_a_node_of_the_job_that_is_out_of_reach_is_met(tmp_path: Path) -> None:
-    """A node that does not even answer whether it has the job is met too, as the path to it may be
-    at fault: the round is refused at both ends, outside the schedule.
-    """
-    async with agents(tmp_path, 3, change=unscheduled) as members:
-        await eventually(lambda: all(agent.value("probe_up") for agent in members))
-        one, other, third = members
-        give_job(members, "run-1")
-        cut(one, other.name)
-        cut(other, one.name)
-        for agent in (one, other):
-            agent.service.update_hangs([hang("run-1")])
-        await eventually(lambda: sorted(led(one)) == [(other.name, "refused"), (third.name, "ok")])
-        await eventually(lambda: sorted(led(other)) == [(one.name, "refused"), (third.name, "ok")])
-
-
-def cut(agent: Agent, peer: str) -> None:
-    """Redirect an agent's calls to a peer to a port on which nobody listens."""
-    running = agent.service._running
-    assert running is not None
-    pool = running.client._pool
-    addresses = pool._addresses
-    pool._addresses = lambda name: (name, 1) if name == peer else addresses(name)
-    pool.forget(peer)
 
 
 class Company:

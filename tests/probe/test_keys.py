@@ -10,7 +10,7 @@ import pytest
 
 from dshealthd.cli import main as cli
 from dshealthd.probe.cli import keys as command
-from dshealthd.probe.peers.key_file import parse_keys
+from dshealthd.probe.peers.credentials import parse_keys
 
 
 def keys(action: str, file: Path) -> int:

@@ -68,8 +68,7 @@ def test_values_that_cannot_be(table: dict[str, Any], errors: list[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("members", "address", "wanted"),
-    [(NODES, "b:1", True), (NODES, "", False), ({}, "b:1", False)],
+    ("members", "address", "wanted"), [(NODES, "b:1", True), (NODES, "", False), ({}, "b:1", False)]
 )
 def test_probes_need_members_and_an_address(
     members: dict[str, Any], address: str, *, wanted: bool

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from dshealthd.probe.metrics import (
     DURATION,
     MEMBER,
     OPERATION,
+    ROUND_TRIP,
     SKIPS,
     UNTIMED_ROUNDS,
     RoundMetrics,
@@ -31,17 +33,30 @@ from dshealthd.probe.observation import (
     Stage,
     Timing,
 )
-from dshealthd.probe.peers.fields import OTHER, REASONS, KnownReason, known_reason
+from dshealthd.probe.peers.fields import OTHER, REASONS, KnownReason
 from dshealthd.probe.peers.messages import METHODS
 from dshealthd.probe.peers.protocol import DEFECT, TIMED_OUT, Rejection
-from dshealthd.probe.rounds import conclusion, remote_store
+from dshealthd.probe.rounds import conclusion
 from dshealthd.probe.rounds.active_round import Decline, RoundReport
-from dshealthd.probe.workers import fork_server, job, worker
+from dshealthd.probe.workers import fork_server, job, store, worker
 
 PROBE = Path(node.__file__).parent
 PLAN = RoundPlan(
     epoch=1, kind=RoundKind.LIGHT, backend=Backend.AGENT, members=("a", "b"), digest=""
 )
+
+
+def light(outcome: Outcome = Outcome.OK, **given: Any) -> Observation:
+    """Return a round of two nodes, an echo unless it is `given` otherwise."""
+    stage = Stage.DONE if outcome is Outcome.OK else Stage.INVITE
+    usual: dict[str, Any] = {"epoch": 1, "kind": RoundKind.LIGHT, "backend": "agent"}
+    usual |= {"members": ("a", "b"), "outcome": outcome, "stage": stage}
+    return Observation(**(usual | given))
+
+
+def count(metrics: RoundMetrics, seen: Observation, *, led: bool = True, **given: Any) -> None:
+    """Have the metrics of `a` count a round."""
+    metrics.add(RoundReport(seen, PLAN, 0.1, led=led, **given), "a")
 
 
 def written() -> Iterator[str]:
@@ -73,7 +88,7 @@ def test_every_reason_of_ours_is_known() -> None:
         policy.DUTY,
         *(node.NO_PYTHON, node.WARMING_UP, node.NO_CUDA, node.GPUS_DIFFER),
         *(conclusion.SILENT, conclusion.IMPLAUSIBLE),
-        *(remote_store.TIMED_OUT, remote_store.NOT_DONE, TIMED_OUT, DEFECT),
+        *(store.TIMED_OUT, store.NOT_DONE, TIMED_OUT, DEFECT),
         *(fork_server.DEADLINE, fork_server.PARENT),
         *job.OWN,
         *(slug for slug, _ in worker.REASONS),
@@ -86,7 +101,6 @@ def test_every_reason_of_ours_is_known() -> None:
 @pytest.mark.parametrize(("said", "read"), [("", ""), ("busy_gpu", "busy_gpu"), ("gpu_7", OTHER)])
 def test_unknown_reasons_are_other(said: str, read: str) -> None:
     """An unknown reason becomes `other` wherever a peer gives one."""
-    assert known_reason(said) == read
     assert KnownReason().read(said, "the reason") == read
     rank = {"rank": 0, "outcome": "failed", "stage": "init", "reason": said}
     message = {"round": "x", "ranks": [rank], "timings": []}
@@ -104,17 +118,15 @@ def test_series_are_bounded() -> None:
     of clocks, the last 32 are told.
     """
     metrics = RoundMetrics()
-    declined = Observation(
-        1, RoundKind.LIGHT, "agent", ("a", "b"), Outcome.DECLINED, Stage.INVITE, reason=""
-    )
     for number in range(1000):
         reason = KnownReason().read(f"because_{number}", "the reason")
-        metrics.add(RoundReport(replace(declined, reason=reason), PLAN, 0.1, led=True), "a")
+        count(metrics, light(Outcome.DECLINED, reason=reason))
     skips = [sample for sample in metrics.samples(()) if sample.metric is SKIPS]
     assert [(sample.labels, sample.value) for sample in skips] == [((OTHER,), 1000.0)]
     for number in range(100):
-        seen = replace(declined, reason="members_differ", members=("a", f"n{number % 40}"))
-        metrics.add(RoundReport(seen, PLAN, 0.1, led=True, offset=float(number)), "a")
+        members = "a", f"n{number % 40}"
+        seen = light(Outcome.DECLINED, reason="members_differ", members=members)
+        count(metrics, seen, offset=float(number))
     found = [one.labels[0] for one in metrics.samples(()) if one.metric is DISAGREES]
     assert found == [f"n{number % 40}" for number in range(68, 100)]
     offsets = [one.value for one in metrics.samples(()) if one.metric is CLOCK_OFFSET]
@@ -125,8 +137,7 @@ def test_series_are_bounded() -> None:
 def test_durations() -> None:
     """From an echo's to that of a round which hangs."""
     metrics = RoundMetrics()
-    seen = Observation(1, RoundKind.LIGHT, "agent", ("a", "b"), Outcome.OK, Stage.DONE)
-    metrics.add(RoundReport(seen, PLAN, 0.1, led=True), "a")
+    count(metrics, light())
     bounds = [one.labels[1] for one in metrics.samples(()) if one.metric is DURATION]
     assert " ".join(bounds[:-3]) == "0.01 0.025 0.05 0.1 0.25 0.5 1.0 2.5 5.0 10.0 30.0"
 
@@ -147,30 +158,46 @@ def test_echoes_that_give_no_time(
     """Light rounds that this node led in vain, as both hosts were busy, are counted."""
     metrics = RoundMetrics()
     timings = (Timing("echo", 0, 0.1, 0.0),) if timed else ()
-    seen = Observation(1, kind, "agent", ("a", "b"), outcome, Stage.DONE, timings)
-    metrics.add(RoundReport(seen, PLAN, 0.1, led=led), "a")
+    count(metrics, light(outcome, kind=kind, timings=timings), led=led)
     (found,) = [one.value for one in metrics.samples(()) if one.metric is UNTIMED_ROUNDS]
     assert found == counts
 
 
 @pytest.mark.parametrize(
-    ("outcome", "reason", "told"),
+    ("kind", "size", "led", "counts"),
     [
-        (Outcome.DECLINED, "versions_differ", True),
-        (Outcome.DECLINED, "wrong_receiver", True),
-        (Outcome.DECLINED, "already_testing", False),
-        (Outcome.INCONCLUSIVE, "name_unknown", True),
-        (Outcome.INCONCLUSIVE, "name_server", False),
+        (RoundKind.LIGHT, 0, True, True),
+        (RoundKind.LIGHT, 0, False, False),  # the leader tells
+        (RoundKind.LIGHT, 47872, True, False),
+        (RoundKind.PAIR, 0, True, False),
     ],
 )
-def test_how_two_nodes_differ(outcome: Outcome, reason: str, *, told: bool) -> None:
+def test_round_trips(kind: RoundKind, size: int, *, led: bool, counts: bool) -> None:
+    """Those of empty echoes that this node led."""
+    metrics = RoundMetrics()
+    count(metrics, light(kind=kind, timings=(Timing("echo", size, 0.1, 0.0),)), led=led)
+    found = [one.value for one in metrics.samples(()) if one.metric is ROUND_TRIP]
+    assert found == [0.1] * 3 * counts
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "told"),
+    [
+        (Outcome.DECLINED, "versions_differ", "versions_differ"),
+        (Outcome.DECLINED, "wrong_receiver", "wrong_receiver"),
+        (Outcome.DECLINED, "already_testing", ""),
+        (Outcome.INCONCLUSIVE, "name_unknown", "name_unknown"),
+        (Outcome.UNAUTHORIZED, "rejected", "key"),
+        (Outcome.INCONCLUSIVE, "name_server", ""),
+    ],
+)
+def test_how_two_nodes_differ(outcome: Outcome, reason: str, told: str) -> None:
     """What lies in their set-up is told with the peer, until they have a round."""
     metrics = RoundMetrics()
-    seen = Observation(1, RoundKind.LIGHT, "agent", ("a", "b"), outcome, Stage.INVITE)
-    metrics.add(RoundReport(replace(seen, reason=reason), PLAN, 0.1, led=True), "a")
+    count(metrics, light(outcome, reason=reason))
     found = [one.labels for one in metrics.samples(()) if one.metric is DISAGREES]
-    assert found == [("b", reason)] * told
-    metrics.add(RoundReport(replace(seen, outcome=Outcome.OK), PLAN, 0.1, led=True), "a")
+    assert found == [("b", told)] * bool(told)
+    count(metrics, light())
     assert not [one for one in metrics.samples(()) if one.metric is DISAGREES]
 
 
@@ -179,8 +206,7 @@ def test_sizes_that_others_choose_are_no_series() -> None:
     metrics = RoundMetrics()
     for size, kind in ((8, RoundKind.PAIR), (12345, RoundKind.PAIR), (12346, RoundKind.LOCAL)):
         timings = (Timing("all_reduce", size, 0.001, 1e6),)
-        seen = Observation(-1, kind, "gloo", ("b", "a"), Outcome.OK, Stage.DONE, timings)
-        metrics.add(RoundReport(seen, PLAN, 0.1, led=True), "a")
+        count(metrics, light(epoch=-1, kind=kind, backend="gloo", timings=timings))
     sizes = {sample.labels[-1] for sample in metrics.samples(()) if sample.metric is OPERATION}
     assert sizes == {"8", "12346"}
 
@@ -190,20 +216,19 @@ def test_the_member_of_the_last_round_is_named_while_it_succeeded() -> None:
     that do not run, name nobody.
     """
     metrics, theirs = RoundMetrics(), RoundMetrics()
-    ok = Observation(1, RoundKind.LIGHT, "agent", ("a", "b"), Outcome.OK, Stage.DONE)
 
     def hashes(of: RoundMetrics, me: str) -> dict[str, float]:
         return {one.labels[0]: one.value for one in of.samples((), me) if one.metric is MEMBER}
 
-    metrics.add(RoundReport(ok, PLAN, 0.1, led=True), "a")
+    count(metrics, light())
     met = hashes(metrics, "a")
     assert met == {"self": hashes(theirs, "a")["self"], "met": hashes(theirs, "b")["self"]}
     assert met["self"] != met["met"]
     assert hashes(metrics, "") == {}
-    for outcome in (Outcome.FAILED, None):
-        metrics.add(RoundReport(ok, PLAN, 0.1, led=True), "a")
-        if outcome is None:
+    for is_skipped in (False, True):
+        count(metrics, light())
+        if is_skipped:
             metrics.skip("maintenance")
         else:
-            metrics.add(RoundReport(replace(ok, outcome=outcome), PLAN, 0.1, led=True), "a")
+            count(metrics, light(Outcome.FAILED))
         assert hashes(metrics, "a").keys() == {"self"}

@@ -25,18 +25,16 @@ from dshealthd.core.exposition import render
 from dshealthd.core.host import Signature, signatures
 from dshealthd.core.options import Duration
 from dshealthd.probe import service
-from dshealthd.probe.members import local_membership, membership
+from dshealthd.probe.members import local_membership
 from dshealthd.probe.options import MembershipOptions, PeerOptions, ProbeOptions
 from dshealthd.probe.peers.credentials import Credentials
-from dshealthd.probe.slots import jitter
 from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests.agents import running
-from tests.probe.peering import KEY, OTHER_KEY, PATIENT, may_block, secret
-from tests.probe.services import NAMES, PERIOD, Agent, Clock, agents, snapshot
+from tests.probe.peering import KEY, PATIENT, may_block, secret
+from tests.probe.services import NAMES, PERIOD, Agent, agents, snapshot
 from tests.threads import running_threads
 from tests.waiting import eventually
 
-JITTER = 1.0
 FILE = "probe-baselines.json"
 LIGHT = ["light", "agent", "echo", 0, "", True]
 ROW = [*LIGHT, 0, None, None, None, [0.5] * 16]
@@ -112,45 +110,6 @@ async def test_half_the_agents_gone(tmp_path: Path) -> None:
         assert met in {0, two.value("probe_member_hash", "self")}, "nobody has met who is gone"
 
 
-async def test_clock_off(tmp_path: Path) -> None:
-    """A node whose clock is 288 s ahead is declined for that reason without a hang; the others
-    report it with the reason, and it sees its own offset.
-    """
-    async with agents(tmp_path, 3, clocks={NAMES[2]: 288.0}) as (one, two, off):
-        await eventually(
-            lambda: any(
-                sample.labels == (off.name, "clock_differs")
-                for agent in (one, two)
-                for sample in agent.all("probe_peer_disagrees")
-            )
-        )
-        await eventually(lambda: off.value("probe_clock_offset_seconds", "median") != 0)
-        # An offset is known to within half the echo time, which is long on a busy machine.
-        slowest = max(agent.value("probe_round_trip_seconds", "max") for agent in (one, two, off))
-        assert off.value("probe_clock_offset_seconds", "median") == pytest.approx(
-            -288, abs=1 + slowest
-        )
-        await eventually(
-            lambda: any(
-                name == two.name for epoch in epochs([one, two]) for name in partners(one, epoch)
-            )
-        )
-
-
-async def test_wrong_key(tmp_path: Path) -> None:
-    """A node with another key is no suspect: both sides report that they differ, and the others go
-    on.
-    """
-    async with agents(tmp_path, 3, keys={NAMES[2]: OTHER_KEY}) as members:
-        one, two, wrong = members
-        say = "probe_peer_disagrees", wrong.name, "key"
-        await eventually(lambda: all(agent.value(*say) for agent in (one, two)))
-        await eventually(lambda: wrong.value("probe_peer_disagrees") == 2)
-        begun = one.wall() // PERIOD
-        await eventually(lambda: any(epoch > begun + 4 for epoch in epochs([one, two])))
-        assert [agent.suspects for agent in members] == [[], [], []]
-
-
 async def test_an_agent_s_probes_have_collectors_look(tmp_path: Path) -> None:
     """They ask for those that tell whether a job has started."""
     asked: list[str] = []
@@ -181,26 +140,6 @@ def reads(hostfile: Path) -> Callable[[ProbeOptions], ProbeOptions]:
     return lambda options: replace(
         options, members=MembershipOptions(hostfile=hostfile, name=options.members.name)
     )
-
-
-async def test_a_renamed_node_is_no_suspect(tmp_path: Path) -> None:
-    """While a node does not know its new name yet, the others report that it has another one: its
-    signed answer shows that it is there, and has the key.
-    """
-
-    def late(options: ProbeOptions) -> ProbeOptions:
-        if options.members.name != NAMES[2]:
-            return options
-        old = MembershipOptions(nodes=(*NAMES[:2], NAMES[3]), name=NAMES[3])
-        return replace(options, members=old)
-
-    async with agents(tmp_path, 3, change=late) as (one, two, renamed):
-        del renamed
-        say = "probe_peer_disagrees", NAMES[2], "wrong_receiver"
-        await eventually(lambda: all(agent.value(*say) for agent in (one, two)))
-        begun = one.wall() // PERIOD
-        await eventually(lambda: any(epoch > begun + 4 for epoch in epochs([one, two])))
-        assert one.suspects == two.suspects == []
 
 
 async def test_hostfile_is_read_again(tmp_path: Path) -> None:
@@ -238,7 +177,7 @@ async def test_hung_hostfile_does_not_stop_the_rounds(
 
     try:
         write(hostfile, *NAMES[:2])
-        monkeypatch.setattr(membership, "signatures", hung_signatures)
+        monkeypatch.setattr(local_membership, "signatures", hung_signatures)
         monkeypatch.setattr(local_membership, "DEADLINE", 1.0)
         async with agents(tmp_path, 2, change=reads(hostfile)) as both:
             await eventually(lambda: epochs(both))
@@ -366,22 +305,11 @@ async def test_rounds_do_not_wait_for_torch(
     assert {(tmp_path / name / FILE).read_text() for name in NAMES[:2]} == {"{}"}
 
 
-async def test_off(tmp_path: Path) -> None:
-    """Without a configuration there is nothing to say, and nothing is done."""
-    off = Agent(ProbeOptions(), tmp_path, snapshot(), Clock(0.0)).service
-    off.start()
-    assert (off.status(), [*off.samples()], off._task) == ({"state": "off"}, [], None)
-    await off.close()
-
-
 @may_block
 async def test_real_workers(tmp_path: Path) -> None:
     """With torch the rounds are collectives, and their baselines survive a restart."""
     change = lambda options: replace(  # noqa: E731
-        options,
-        python=Path(sys.executable),
-        period=Duration(2.0),
-        large_every=0,
+        options, python=Path(sys.executable), period=Duration(2.0), large_every=0
     )
     async with agents(tmp_path, 2, change=change) as members:
         await eventually(
@@ -399,15 +327,6 @@ async def test_real_workers(tmp_path: Path) -> None:
         assert 'dshealthd_probe_duration_seconds_bucket{kind="pair",le="+Inf"}' in text
     kept = tmp_path / members[0].name / "probe-baselines.json"
     assert b"all_reduce" in kept.read_bytes()
-
-
-def test_starts_are_spread() -> None:
-    """The groups of an epoch start at different moments, each group's members at one."""
-    moments = [jitter(7, (f"node{n}", f"node{n + 1}"), 10.0) for n in range(0, 1000, 2)]
-    assert 0 <= min(moments) < 0.05 * JITTER < 0.95 * JITTER < max(moments) < JITTER
-    assert max(sum(int(moment * 100) == slot for moment in moments) for slot in range(100)) <= 20
-    assert jitter(7, ("b", "a"), 10.0) == jitter(7, ("a", "b"), 10.0)
-    assert jitter(7, ("a", "b"), 2.5) == jitter(7, ("a", "b"), 5.0) / 2
 
 
 def test_in_the_agent(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from dshealthd.collectors.job_environment import RANKS
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.probe import node as node_module
-from dshealthd.probe.members.schedule import root_order
+from dshealthd.probe.members.schedule import jitter, root_order
 from dshealthd.probe.node import ThisNode
 from dshealthd.probe.observation import (
     ON_DEMAND,
@@ -31,11 +32,11 @@ from dshealthd.probe.observation import (
     Timing,
 )
 from dshealthd.probe.options import PolicyOptions, ProbeOptions
-from dshealthd.probe.peers.protocol import PeerError
+from dshealthd.probe.peers.protocol import PeerError, Refusal
 from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.rounds.active_round import RoundReport
 from dshealthd.probe.rounds.plan import local_job
-from dshealthd.probe.slots import SlotRunner, jitter
+from dshealthd.probe.slots import Renamed, SlotRunner
 from dshealthd.probe.verdicts.planner import Confirmation
 from dshealthd.probe.workers.job import RankResult
 from dshealthd.probe.workers.store import LocalStore
@@ -159,8 +160,8 @@ async def test_baselines_wait_until_torch_is_known(played: Played, reason: str) 
     async def load() -> object:
         return "document"
 
-    async def prepare(_: float) -> str:
-        assert not played._restored
+    async def prepare(seconds: float) -> str:
+        assert (seconds, played._restored) == (60.0, False)
         return "" if len(played.sleeps) == 8 else reason
 
     played._restored = False
@@ -287,6 +288,14 @@ def observed(kind: RoundKind, **given: Any) -> Observation:
     return Observation(kind=kind, **(usual | given))
 
 
+def planned(seen: Observation, **given: Any) -> RoundPlan:
+    """Return the plan of a round on GPUs."""
+    backend, members = Backend.NCCL, seen.members
+    return RoundPlan(
+        epoch=seen.epoch, kind=seen.kind, backend=backend, members=members, digest="", **given
+    )
+
+
 TIMES = (Timing("all_reduce", 8, 0.5, 1.0),)
 
 
@@ -316,14 +325,7 @@ def test_what_a_round_is_charged(
         spend=lambda seconds, *, scheduled: spent.append(f"{seconds} {scheduled}"),
         spend_in_vain=lambda seconds: spent.append(f"vain {seconds}"),
     )
-    plan = RoundPlan(
-        epoch=seen.epoch,
-        kind=RoundKind.PAIR,
-        backend=Backend.NCCL,
-        members=seen.members,
-        digest="",
-        steps=((8, 1),),
-    )
+    plan = planned(seen, steps=((8, 1),))
     played._ended(RoundReport(seen, plan, 7.0, led=led))
     assert spent == charged
     assert len(played._recent) == (seen.epoch == 7)
@@ -352,14 +354,7 @@ async def test_a_member_that_orders_round_after_round(played: Played, ends: dict
     clock = Time()
     node = with_gpus(played, 1, clock)
     seen = observed(RoundKind.PAIR, members=(OTHER, ME), **ends)
-    plan = RoundPlan(
-        epoch=ON_DEMAND,
-        kind=RoundKind.PAIR,
-        backend=Backend.NCCL,
-        members=seen.members,
-        digest="",
-        steps=((8, 997),),
-    )
+    plan = planned(seen, steps=((8, 997),))
     ran = 0
     for _ in range(200):
         clock.now += 10.0
@@ -380,10 +375,7 @@ async def test_a_round_of_more_gpus_than_are_here(
     played: Played, gpus: int, ranks: int, objection: str
 ) -> None:
     """It is declined; a node without GPUs has one rank."""
-    seen = observed(RoundKind.PAIR, members=(OTHER, ME))
-    plan = RoundPlan(
-        epoch=7, kind=seen.kind, backend=Backend.NCCL, members=seen.members, digest="", ranks=ranks
-    )
+    plan = planned(observed(RoundKind.PAIR, epoch=7, members=(OTHER, ME)), ranks=ranks)
     assert await with_gpus(played, gpus, Time()).objection(plan) == objection
 
 
@@ -451,6 +443,105 @@ async def test_a_round_ends_when_a_job_starts(
         with pytest.raises(TimeoutError):
             await node.run(work, LocalStore(), lambda *_: None)
     assert bool(looks) is (gpus == "idle")
+
+
+@pytest.mark.parametrize(
+    ("me", "differs", "ends", "applied"),
+    [
+        (ME, True, TimeoutError, ["no b", "leaves ac", "only ac", "only ac"]),
+        (ME, False, TimeoutError, []),
+        ("z", True, Renamed, []),
+    ],
+)
+async def test_a_new_list_of_members(
+    played: Played, me: str, ends: type[Exception], applied: list[str], *, differs: bool
+) -> None:
+    """All that know of members apply it, unless it gives this node another name."""
+    state, done, lists = played._state, list[str](), [differs]
+
+    async def refresh(*, again: bool) -> bool:
+        assert again
+        state.again.set()
+        if not lists:
+            raise TimeoutError
+        return lists.pop()
+
+    state.again = asyncio.Event()
+    state.again.set()
+    listed = SimpleNamespace(names=(ME, THIRD), leaves={ME: "", THIRD: ""})
+    state.local_membership = SimpleNamespace(refresh=refresh, me=me, membership=listed)
+    played.client.forget = lambda name: done.append(f"no {name}")
+    played.detector.apply_members = lambda leaves: done.append(f"leaves {''.join(leaves)}")
+    state.metrics.forget = state.absences.forget = lambda names: done.append(
+        f"only {''.join(names)}"
+    )
+    with pytest.raises(ends):
+        await played._follow_members()
+    assert done == applied
+    assert played._names == ((ME, THIRD) if applied else (ME, OTHER))
+    if applied:
+        assert {played._timetable.group_of(ME, epoch) for epoch in range(2)} == {(ME, THIRD)}
+
+
+@pytest.mark.parametrize(
+    ("end", "epoch", "done"),
+    [
+        (0.0, 7, [(OTHER, 0.0), (OTHER, 7)]),
+        (1.0, 7, [(OTHER, 0.0)]),
+        (1.0, ON_DEMAND, [(OTHER, ON_DEMAND)]),
+    ],
+)
+async def test_an_invitation(played: Played, end: float, epoch: int, done: list[Any]) -> None:
+    """In maintenance only one on demand is accepted. Who leads a round of the schedule is not in
+    maintenance itself.
+    """
+    found: list[Any] = []
+
+    async def invited(sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        found.append((sender, body["plan"].epoch))
+        return {}
+
+    played.rounds.invited, absences = invited, played._state.absences
+    absences.own_end, absences.record = lambda: end, lambda *said: found.append(said)
+    refused = bool(end) and epoch != ON_DEMAND
+    with pytest.raises(Refusal, match="maintenance") if refused else nullcontext():
+        await played._invited(OTHER, {"plan": SimpleNamespace(epoch=epoch)})
+    assert found == done
+
+
+@pytest.mark.parametrize(
+    ("members", "kind", "refused"),
+    [
+        ((ME, THIRD), RoundKind.PAIR, ""),
+        ((OTHER, THIRD), RoundKind.PAIR, "malformed"),
+        ((ME, ME), RoundKind.PAIR, "malformed"),
+        ((ME, THIRD), RoundKind.LOCAL, "malformed"),
+        ((ME, "elsewhere"), RoundKind.PAIR, "members_differ"),
+    ],
+)
+async def test_a_round_on_demand(
+    played: Played, members: tuple[str, str], kind: RoundKind, refused: str
+) -> None:
+    """One that this node can lead, with a member; it says so while it is in another one."""
+    body = {"members": members, "kind": kind, "steps": ((8, 1),)}
+    led: list[Any] = []
+    reports: list[Any] = [SimpleNamespace(observation="seen"), None]
+
+    async def lead(*given: Any) -> Any:
+        led.append((*given, {*played._requested}))
+        return reports.pop(0)
+
+    played._names, played._lead = (ME, THIRD), lead  # type: ignore[method-assign, assignment]
+    if refused:
+        with pytest.raises(Refusal, match=refused):
+            await played._lead_on_demand(OTHER, body)
+        assert led == []
+        return
+    assert await played._lead_on_demand(OTHER, body) == {"observation": "seen"}
+    with pytest.raises(Refusal, match="already_testing"):
+        await played._lead_on_demand(OTHER, body)
+    assert led == [(ON_DEMAND, members, kind, ((8, 1),), {members})] * 2
+    assert not played._requested
 
 
 def test_who_is_left_out() -> None:

@@ -13,7 +13,7 @@ from dshealthd.jobs.environment import is_loopback
 from dshealthd.linux.local_network import local_ports
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.tcp_tables import parse_tcp
-from dshealthd.probe.members.own_name import is_local
+from dshealthd.probe.members.local_membership import is_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import print_lines
 from dshealthd.probe.options import ProbeOptions
-from dshealthd.probe.peers.key_file import CredentialError, parse_keys, read_secret
+from dshealthd.probe.peers.credentials import CredentialError, parse_keys, read_secret
 
 if TYPE_CHECKING:
     from dshealthd.config.config import Config

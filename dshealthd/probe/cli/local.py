@@ -74,17 +74,9 @@ async def local(
     python = interpreter(loaded)
     document = {"kind": RoundKind.LOCAL, "gpus": gpus, "python": python, "units": report.UNITS}
     if gpus and (why := await _objection(loaded, tell)):
-        return document | {
-            "backend": Backend.NCCL,
-            "ranks": 0,
-            "versions": {},
-            "outcome": Outcome.DECLINED,
-            "stage": Stage.INVITE,
-            "reason": why,
-            "timings": [],
-            "checksums": [],
-            "failures": [],
-        }
+        declined = {"outcome": Outcome.DECLINED, "stage": Stage.INVITE, "reason": why}
+        nothing = {"ranks": 0, "versions": {}, "timings": [], "checksums": [], "failures": []}
+        return document | {"backend": Backend.NCCL} | declined | nothing
     worker_pool = WorkerPool(
         python, 1.0, time.monotonic, environment=loaded.section(ProbeOptions).worker.variables
     )

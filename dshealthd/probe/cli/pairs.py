@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.options import ConfigError
 from dshealthd.core.sockets import listen_address
 from dshealthd.probe.cli import report
 from dshealthd.probe.members.hostlist import MembershipError
-from dshealthd.probe.members.local_membership import hostname
+from dshealthd.probe.members.local_membership import hostname, own_name
 from dshealthd.probe.members.membership import load
-from dshealthd.probe.members.own_name import own_name
 from dshealthd.probe.members.schedule import Timetable
 from dshealthd.probe.observation import Outcome, RoundKind, Stage
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
 from dshealthd.probe.peers.client import ANSWER, PeerClient
-from dshealthd.probe.peers.key_file import CredentialError
+from dshealthd.probe.peers.credentials import CredentialError
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.server import HANDLER_TIMEOUT
 
@@ -45,8 +45,6 @@ async def probe_pairs(
     """Have the agents of a hostfile's nodes, or of the configured members, probe each other. Return
     the document. Raises ConfigError.
     """
-    from pathlib import Path
-
     options = loaded.section(ProbeOptions)
     members = (
         MembershipOptions(hostfile=Path(hostfile), name=options.members.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.probe.observation import Op, Outcome
+from dshealthd.probe.observation import Op, Outcome, slowest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,12 +26,7 @@ EXIT: Mapping[Outcome, int] = {
 """Exit statuses of `dshealthd probe` by outcome, worst first; 2 is bad usage, as everywhere."""
 ELEMENT = 4
 """Bytes of one float."""
-UNITS: Mapping[str, str] = {
-    "size": "bytes",
-    "seconds": "s",
-    "algbw": "bytes/s",
-    "busbw": "bytes/s",
-}
+UNITS: Mapping[str, str] = {"size": "bytes", "seconds": "s", "algbw": "bytes/s", "busbw": "bytes/s"}
 """Units of the numbers in `fields`; tables use GB/s like nccl-tests."""
 
 
@@ -48,18 +43,16 @@ def timing_fields(timing: Timing) -> dict[str, Any]:
     }
 
 
-def timing_rows(timings: Iterable[Timing]) -> list[Timing]:
+def timing_rows(timings: Sequence[Timing]) -> list[Timing]:
     """Return the timings of a local probe's table: the slowest rank's of each collective, then
     every GPU's of what it does alone.
     """
-    slowest: dict[int, Timing] = {}
-    alone = []
-    for timing in timings:
-        if timing.op != Op.ALL_REDUCE:
-            alone.append(timing)
-        elif timing.size not in slowest or timing.seconds > slowest[timing.size].seconds:
-            slowest[timing.size] = replace(timing, part="")
-    return [*slowest.values(), *sorted(alone, key=lambda timing: (timing.op, timing.part))]
+    reduced = [timing for timing in timings if timing.op == Op.ALL_REDUCE]
+    alone = [timing for timing in timings if timing.op != Op.ALL_REDUCE]
+    return [
+        *(replace(timing, part="") for timing in slowest(reduced, "size")),
+        *sorted(alone, key=lambda timing: (timing.op, timing.part)),
+    ]
 
 
 def table(entries: Iterable[Mapping[str, Any]]) -> str:

@@ -4,18 +4,19 @@ and addresses.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import socket
 from typing import TYPE_CHECKING
 
 from dshealthd.core import background
 from dshealthd.core.collector import gauge
-from dshealthd.probe.members.hostlist import MembershipError
-from dshealthd.probe.members.membership import Membership, Watcher, load
-from dshealthd.probe.members.own_name import own_name
+from dshealthd.core.host import signatures
+from dshealthd.probe.members.hostlist import MembershipError, numeric, quote
+from dshealthd.probe.members.membership import Membership, load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from dshealthd.core.collector import Sample
     from dshealthd.probe.options import MembershipOptions
@@ -35,6 +36,11 @@ OK = gauge(
 
 DEADLINE = 10.0
 """Timeout in seconds for reading the files or for DNS."""
+DNS_INTERVAL = 60.0
+"""Seconds between look-ups of a DNS name."""
+KEY = "probe.members.name"
+_DISCARD = 9
+"""A port to connect to, of RFC 863; any would do."""
 
 
 class LocalMembership:
@@ -49,7 +55,10 @@ class LocalMembership:
         self._options = options
         self._hostname = hostname
         self._monotonic = monotonic
-        self._watcher: Watcher | None = None
+        self._files = [file for file in (options.hostfile, options.topology) if file is not None]
+        self._seen: object = None
+        """The signatures of the files when they were last read; None before."""
+        self._read_at = 0.0
         self._membership: Membership | None = None
         self.me = ""
         """This node's name among the members; empty before the first usable list."""
@@ -88,9 +97,8 @@ class LocalMembership:
         return False
 
     def _sources(self) -> str:
-        options = self._options
-        files = [str(file) for file in (options.hostfile, options.topology) if file is not None]
-        return ", ".join([*files, options.dns] if options.dns else files) or "the members"
+        dns = [self._options.dns] if self._options.dns else []
+        return ", ".join([*map(str, self._files), *dns]) or "the members"
 
     def _adopt(self, membership: Membership, me: str) -> bool:
         """Apply what was read; tell whether it differs from what was known."""
@@ -120,11 +128,13 @@ class LocalMembership:
 
     def _load(self, *, again: bool) -> tuple[Membership, str] | None:
         """Return the members and this node's name, or None if nothing has changed. Blocks."""
-        if self._watcher is None:
-            self._watcher = Watcher(self._options, self._monotonic)
+        # Before they are read: the next call sees a change between the two.
+        now, seen = self._monotonic(), signatures(self._files)
+        due = bool(self._options.dns) and now - self._read_at >= DNS_INTERVAL
         # Always reread after an error: it may have been a name server's, which changes no file.
-        elif not self._watcher.changed() and not again and not self.errors:
+        if seen == self._seen and not (due or again or self.errors):
             return None
+        self._read_at, self._seen = now, seen
         membership = load(self._options)
         return membership, own_name(membership.names, self._hostname(), self._options.name)
 
@@ -141,3 +151,67 @@ class LocalMembership:
 def hostname() -> str:
     """Return this machine's host name, by which it finds itself among the members."""
     return socket.gethostname()
+
+
+def is_local(address: str) -> bool:
+    """Return whether an address is one of this machine's: what it sends there comes from there. No
+    packet is sent. Loopback and multicast addresses are those of any machine, and do not count.
+    """
+    parsed = numeric(address)
+    if parsed is None or parsed.is_loopback or parsed.is_multicast or parsed.is_unspecified:
+        return False
+    family = socket.AF_INET6 if isinstance(parsed, ipaddress.IPv6Address) else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, _DISCARD))
+            return numeric(probe.getsockname()[0]) == parsed
+    except OSError:
+        return False
+
+
+def own_name(
+    names: Collection[str],
+    hostname: str,
+    name: str = "",
+    is_local: Callable[[str], bool] = is_local,
+) -> str:
+    """Return the member that this machine is.
+
+    Raises MembershipError if it is none of them, or more than one.
+
+    The first of these that matches decides: `name`, if set; the member with exactly the host name;
+    members that equal the host name or its first label, or whose first label is the host name,
+    ignoring case; members that are an address of this machine. No name is looked up: a lookup
+    may take seconds, and its answer may belong to another network.
+    """
+    if name:
+        if name in names:
+            return name
+        raise MembershipError([f"{KEY}: {quote(name)} is not one of the {len(names)} members"])
+    if hostname in names:
+        return hostname
+    called = [member for member in names if _same_host(member, hostname)]
+    found = called or [member for member in names if is_local(member)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        several = ", ".join(map(quote, sorted(found)[:3]))
+        message = (
+            f"{KEY}: this node matches more than one member ({several}); set it to the right one"
+        )
+        raise MembershipError([message])
+    message = (
+        f"{KEY}: host {quote(hostname)} matches none of the {len(names)} members by name "
+        "or address; set it to the right one"
+    )
+    raise MembershipError([message])
+
+
+def _same_host(member: str, hostname: str) -> bool:
+    """Return whether two names are equal, or one is the other's first label."""
+    if numeric(member) is not None:
+        return False
+    one, other = member.lower().rstrip("."), hostname.lower().rstrip(".")
+    return bool(one) and (
+        one == other or (one == other.split(".")[0]) or (other == one.split(".")[0])
+    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import documents
-from dshealthd.core.host import read_named, signatures
+from dshealthd.core.host import read_named
 from dshealthd.probe.members import topology
 from dshealthd.probe.members.hostlist import (
     MAX_NAMES,
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 _MAX_BYTES = 1 << 23
 _MAX_SLOTS_DIGITS = 6
-DNS_INTERVAL = 60.0
-"""Seconds between look-ups of a DNS name."""
 
 # DeepSpeed's own pattern (launcher/runner.py, _parse_hostfile): it ignores whatever follows the
 # digits.
@@ -224,28 +222,3 @@ def _text(file: Path) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise MembershipError([f"{file}:{line}: is not UTF-8: {error.reason}"]) from error
-
-
-class Watcher:
-    """A watch on the sources, at the cost of one stat(2) for each file."""
-
-    def __init__(self, options: MembershipOptions, monotonic: Callable[[], float]) -> None:
-        self._files = tuple(
-            file for file in (options.hostfile, options.topology) if file is not None
-        )
-        self._interval = DNS_INTERVAL if options.dns else None
-        self._monotonic = monotonic
-        self._looked = monotonic()
-        self._seen = signatures(self._files)
-
-    def changed(self) -> bool:
-        """Return whether a reload is due since this last returned True, or since the beginning.
-        Call it before `load`, never after: a change between the two is then seen by the next call
-        and not lost.
-        """
-        now, current = self._monotonic(), signatures(self._files)
-        due = self._interval is not None and now - self._looked >= self._interval
-        changed = due or current != self._seen
-        if changed:
-            self._looked, self._seen = now, current
-        return changed

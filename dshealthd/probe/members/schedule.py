@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 PAIR = 2
+JITTER = 1.0
+"""Seconds over which the pairs of an epoch spread their starts, at most a fifth of the period."""
 
 Seat = tuple[int, int]
 """Number of a block (usually a leaf), and the position of a member in it."""
@@ -56,7 +58,7 @@ class Timetable:
         return tuple(sorted({pair for name in names if (pair := self.group_of(name, epoch))}))
 
     def group_of(self, me: str, epoch: int) -> tuple[str, ...]:
-        """Return a member's sorted pair; empty if it rests. Raises ValueError for no member."""
+        """Return a member's sorted pair; empty if it rests."""
         turn, kind = divmod(epoch, len(self._kinds))
         return self._kinds[kind].group_of(me, turn)
 
@@ -77,11 +79,7 @@ class _Blocks:
 
     def group_of(self, me: str, turn: int) -> tuple[str, ...]:
         """Return the pair of one member, () if it rests."""
-        seat = self._seats.get(me)
-        if seat is None:
-            message = f"{me} is not a member"
-            raise ValueError(message)
-        met = self._met(*seat, turn)
+        met = self._met(*self._seats[me], turn)
         return () if met is None else tuple(sorted((me, self.blocks[met[0]][met[1]])))
 
     def _met(self, block: int, position: int, turn: int) -> Seat | None:
@@ -113,6 +111,16 @@ def root_order(group: Iterable[str], epoch: int) -> tuple[str, ...]:
             reverse=True,
         )
     )
+
+
+def jitter(epoch: int, pair: Iterable[str], period: float) -> float:
+    """Return how many seconds into the epoch a pair's slot begins: the same for both of it."""
+    return spread(f"{epoch}/{'/'.join(sorted(pair))}") / 2**32 * min(JITTER, period / 5)
+
+
+def spread(text: str) -> int:
+    """Return a number below 2^32 that spreads slots, the same on every node."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
 
 
 def epoch_at(unix_seconds: float, period: float) -> int:

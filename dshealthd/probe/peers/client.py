@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
     from dshealthd.core.schema import Record
     from dshealthd.probe.options import PeerOptions
-    from dshealthd.probe.peers.link import Link
+    from dshealthd.probe.peers.pool import Link
 
 CALLS = counter(
     "dshealthd_probe_peer_calls_total", "Calls made to other nodes' agents.", "method", "outcome"
@@ -59,10 +59,7 @@ ANSWER = 2.0
 """Seconds for an answer that takes no work, which usually comes within milliseconds."""
 MAX_PER_PEER = 4
 """Concurrent calls to one peer, each on its own connection; further ones wait."""
-_OUTCOMES: Mapping[str, Outcome] = {
-    DEFECT: Outcome.FAILED,
-    TIMED_OUT: Outcome.HUNG,
-}
+_OUTCOMES: Mapping[str, Outcome] = {DEFECT: Outcome.FAILED, TIMED_OUT: Outcome.HUNG}
 """Outcomes of a peer's refusals that are not its own decision; any other means declined."""
 
 

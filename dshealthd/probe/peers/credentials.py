@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import stat
 import time
 from typing import TYPE_CHECKING
 
@@ -14,14 +15,13 @@ from dshealthd.core import background
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import gauge
 from dshealthd.core.host import signatures
-from dshealthd.probe.peers.key_file import CredentialError, read, secret_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from dshealthd.core.collector import Sample
     from dshealthd.probe.options import PeerOptions
-
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,16 @@ CHECK_INTERVAL = 1.0
 """Seconds for which the key file counts as unchanged after a check."""
 SETTLE = 0.2
 """Seconds for which a changed file must stay unchanged: half a key may look like one."""
+MIN_KEY = 32
+"""Characters of a key: hexadecimal digits of 128 bits."""
+MAX_KEY_FILE = 4096
+"""Bytes: two keys of `openssl rand -hex 32` and their comments have some 200."""
+MAX_KEYS = 2
+"""The current key and, during a rotation, the previous or the next one."""
+
+
+class CredentialError(Exception):
+    """A key file that cannot be used; the message says why and never quotes its content."""
 
 
 class Credentials:
@@ -109,3 +119,88 @@ class Credentials:
 
     def _is_off(self) -> bool:
         return self._options.off_file is not None and os.path.lexists(self._options.off_file)
+
+
+def secret_path(path: Path) -> str:
+    """Return the path of a secret file; a name without a slash is one of systemd's credentials, if
+    the unit has any.
+    """
+    directory = os.environ.get("CREDENTIALS_DIRECTORY")
+    return (
+        os.path.join(directory, path)
+        if directory and os.path.basename(path) == str(path)
+        else str(path)
+    )
+
+
+def read_secret(path: Path) -> bytes:
+    """Return the content of a key file. Raises ValueError, and OSError; PermissionError if others
+    than its owner can reach it. systemd's directory of credentials is itself closed to others, and
+    file modes in it are up to systemd. Blocks.
+    """
+    where = secret_path(path)
+    # Open first, then check the descriptor: the file at the path may be replaced in between.
+    # Opening a FIFO must not wait for its writer.
+    descriptor = os.open(where, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if problem := _exposed(os.fstat(descriptor), ours=where == str(path)):
+            raise PermissionError(problem)
+        data = os.read(descriptor, MAX_KEY_FILE + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > MAX_KEY_FILE:
+        message = f"is larger than {MAX_KEY_FILE} bytes"
+        raise ValueError(message)
+    return data
+
+
+def _exposed(status: os.stat_result, *, ours: bool) -> str:
+    """Return why a file cannot be trusted with a secret; modes and owners count for `ours`."""
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a regular file"
+    if ours and status.st_mode & 0o077:
+        return (
+            f"has mode {stat.S_IMODE(status.st_mode):04o}, so others than its owner can "
+            "access it; it must be 0600"
+        )
+    if ours and status.st_uid not in {0, os.geteuid()}:
+        return f"belongs to user {status.st_uid}; it must belong to root or this process's user"
+    return ""
+
+
+def parse_keys(data: bytes) -> tuple[bytes, ...]:
+    """Return the keys of a file with `#` comments; ValueError, which never quotes the file."""
+    keys = [line.strip() for line in data.splitlines()]
+    keys = [key for key in keys if key and not key.startswith(b"#")]
+    if not 1 <= len(keys) <= MAX_KEYS:
+        message = f"holds {len(keys)} keys; it must be one, or {MAX_KEYS} during a rotation"
+        raise ValueError(message)
+    for number, key in enumerate(keys, 1):
+        if len(key) < MIN_KEY:
+            message = (
+                f"key {number} has {len(key)} characters; at least {MIN_KEY} are needed "
+                "(openssl rand -hex 32)"
+            )
+            raise ValueError(message)
+        # ASCII's visible characters
+        if not all(0x21 <= byte <= 0x7E for byte in key):  # noqa: PLR2004
+            message = f"key {number} is not made of visible ASCII characters"
+            raise ValueError(message)
+    return tuple(keys)
+
+
+def read(path: Path | None) -> tuple[bytes, ...]:
+    """Return the keys of the key file: the first signs, all are accepted. Raises CredentialError.
+    Blocks.
+    """
+    if path is None:
+        message = "key_file: is not set"
+        raise CredentialError(message)
+    try:
+        return parse_keys(read_secret(path))
+    except (OSError, ValueError, ArithmeticError) as error:
+        why = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            why = f"cannot be read: {error.strerror}"
+        message = f"key_file: {path} {why}"
+        raise CredentialError(message) from error

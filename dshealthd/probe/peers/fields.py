@@ -20,6 +20,13 @@ MAX_SIZES, MAX_REPETITIONS = 32, 1000
 """Most sizes of a round's collectives, and repetitions of each."""
 MAX_PAIRS = 6
 """Most pairs that a report has; only those of this epoch or the last one are reported."""
+MAX_KEY = 256
+MAX_VALUE = 45000
+"""Bytes in a rendezvous store: in base64 and with the other fields a value fits into the largest
+body between agents.
+"""
+MAX_WAIT = 4.0
+"""Seconds that one operation of the store waits for a key; a longer wait takes several calls."""
 OTHER = "other"
 """A reason from a peer that this release does not know."""
 REASONS = frozenset({
@@ -58,7 +65,7 @@ class KnownReason(Plain):
         """Return the reason that the schema allows."""
         if not isinstance(value, str) or (value and SLUG.fullmatch(value) is None):
             misfit(place, "is not a slug")
-        return known_reason(value)
+        return value if not value or value in REASONS else OTHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +106,3 @@ NAME = Text(64)
 """Name of a round or a part, or a digest."""
 MEMBERS = Array(NodeName(), 2, 2)
 LATE = Array(NodeName(), 2)
-
-
-def known_reason(reason: str) -> str:
-    """Return a known reason unchanged and `other` for an unknown one; empty stays empty."""
-    return reason if not reason or reason in REASONS else OTHER

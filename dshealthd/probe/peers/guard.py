@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.timing import time_limit
-from dshealthd.probe.peers.protocol import (
-    Hello,
-    PeerSession,
-    Rejection,
-    new_challenge,
-    to_frame,
-)
+from dshealthd.probe.peers.protocol import Hello, PeerSession, Rejection, new_challenge, to_frame
 from dshealthd.probe.peers.resolver import LookupFailed
 
 if TYPE_CHECKING:

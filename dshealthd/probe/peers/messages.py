@@ -31,9 +31,16 @@ from dshealthd.probe.observation import (
     Steps,
     Timings,
 )
-from dshealthd.probe.peers.fields import MAX_RANKS_OF_NODE, MEMBERS, NAME, Text
+from dshealthd.probe.peers.fields import (
+    MAX_KEY,
+    MAX_RANKS_OF_NODE,
+    MAX_VALUE,
+    MAX_WAIT,
+    MEMBERS,
+    NAME,
+    Text,
+)
 from dshealthd.probe.workers.job import RankResult
-from dshealthd.probe.workers.store import MAX_KEY, MAX_VALUE
 from dshealthd.training.message import INSTANT, LONGEST_STEP, MAX_COUNT, SHORTEST_STEP
 
 if TYPE_CHECKING:
@@ -44,8 +51,6 @@ MAX_PAYLOAD = 48000
 MAX_FINDINGS, MAX_JOBS, MAX_CULPRITS, MAX_SUMMARY_TEXT = 4, 16, 8, 128
 """Most findings and jobs in a node's summary, culprits of a job, and characters of each text."""
 TEXT = Text(MAX_SUMMARY_TEXT)
-MAX_WAIT = 4.0
-"""Seconds that one operation of the store waits for a key; a longer wait takes several calls."""
 MAX_RANKS = 10**7
 """The largest jobs have 10^5 ranks."""
 RANK_NUMBER = Integer(0, MAX_RANKS)
@@ -69,12 +74,7 @@ OWN_WORK = Record(
 )
 """What `jobs.own_work` compares of a node's ranks of a role, over one of its times."""
 JOB = Record(
-    {
-        "job": TEXT,
-        "state": TEXT,
-        "ranks": RANK_NUMBER,
-        "loss": TEXT,
-    },
+    {"job": TEXT, "state": TEXT, "ranks": RANK_NUMBER, "loss": TEXT},
     {
         "world_size": RANK_NUMBER,
         "step": Integer(0, MAX_COUNT),

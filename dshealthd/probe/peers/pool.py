@@ -6,8 +6,11 @@ It also says what a failure to connect means.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import select
 import socket
+import struct
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -15,14 +18,14 @@ from dshealthd.core.garbage import free_frames
 from dshealthd.core.sockets import listen_address
 from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.peers.link import Link
-from dshealthd.probe.peers.protocol import PeerError, TimeoutMeaning
+from dshealthd.probe.peers.protocol import Frames, PeerError, TimeoutMeaning
 from dshealthd.probe.peers.resolver import NAME_UNKNOWN, LookupFailed, UnknownName, literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dshealthd.probe.options import PeerOptions
+    from dshealthd.probe.peers.protocol import PeerSession
     from dshealthd.probe.peers.resolver import Address, Resolver
 
 MAX_IDLE = 16
@@ -38,8 +41,68 @@ _NO_ROUTE = {
     errno.EHOSTDOWN,
     errno.EADDRNOTAVAIL,
 }
+_UNACKED = 24
+"""Offset of tcpi_unacked in the kernel's struct tcp_info."""
+_MOST = 1 << 16
+"""Bytes to read at a time."""
 _IP_BIND_ADDRESS_NO_PORT = 24
 """Linux: choose the port at connect(2), so that it need not be free towards every other address."""
+
+
+class Link:
+    """A connection to another node's listener, which may be anybody until its answer is verified;
+    one request at a time.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Make a link of a connected socket that does not block."""
+        self.session: PeerSession | None = None
+        """What its requests are signed with; None before the challenges are exchanged."""
+        self.idle_since = 0.0
+        self._socket = connection
+
+    async def send(self, frame: bytes) -> bytes:
+        """Send a frame over the link and return the one that answers it. Raises OSError when the
+        connection ends, or FrameError.
+        """
+        loop, frames = asyncio.get_running_loop(), Frames()
+        await loop.sock_sendall(self._socket, frame)
+        while True:
+            data = await loop.sock_recv(self._socket, _MOST)
+            if not data:
+                raise ConnectionAbortedError
+            if (answer := frames.add(data)) is not None:
+                return answer
+
+    def end(self) -> None:
+        """Have the request in progress on the link fail; its caller closes the link."""
+        with contextlib.suppress(OSError):  # the other side was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the link at once."""
+        if self._socket.fileno() >= 0:
+            # A canceled call would do so later, when another socket may have the descriptor.
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._socket)
+            loop.remove_writer(self._socket)
+            self._socket.close()
+
+    def usable(self) -> bool:
+        """Return whether an idle link can be used again: nothing came, and it was not closed."""
+        if self._socket.fileno() < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | select.POLLRDHUP)
+        return not poll.poll(0)
+
+    def unacknowledged(self) -> bool:
+        """Return whether data sent over the link is unacknowledged: host down, or packets lost."""
+        try:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED + 4)
+        except OSError:
+            return True
+        return bool(struct.unpack_from("=I", info, _UNACKED)[0])
 
 
 class ConnectionPool:
@@ -56,7 +119,8 @@ class ConnectionPool:
         self._addresses = addresses
         self._resolver = resolver
         self._monotonic = monotonic
-        self._local = _local_host(options.listen_address)
+        self._local = literal(listen_address(options.listen_address)[0] or "")
+        """The source address: the one to listen on, if that is numeric."""
         self._idle: OrderedDict[Link, str] = OrderedDict()
         """Idle connections and their peers, longest unused first."""
         self._busy: set[Link] = set()
@@ -178,8 +242,3 @@ def error_meaning(error: OSError) -> tuple[Outcome, str]:
     if isinstance(error, PermissionError):
         return Outcome.UNREACHABLE, "not_permitted"  # a firewall, here or on the way
     return Outcome.FAILED, "system_error"
-
-
-def _local_host(text: str) -> Address | None:
-    """Return the pool's source address: the listen address, if that is a single numeric address."""
-    return literal(listen_address(text)[0] or "") if text else None

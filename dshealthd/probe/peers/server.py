@@ -18,13 +18,7 @@ from dshealthd.probe.peers.connection import PeerConnection, PeerGate
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.peers.guard import Guard, PeerLimits, RequestRejected
 from dshealthd.probe.peers.messages import METHODS, VERSIONS
-from dshealthd.probe.peers.protocol import (
-    OK,
-    TIMED_OUT,
-    Refusal,
-    Rejection,
-    to_frame,
-)
+from dshealthd.probe.peers.protocol import OK, TIMED_OUT, Refusal, Rejection, to_frame
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
@@ -37,10 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OPEN = gauge(
-    "dshealthd_probe_peer_connections",
-    "Open connections to the peer listener.",
-)
+OPEN = gauge("dshealthd_probe_peer_connections", "Open connections to the peer listener.")
 CLOSED = counter(
     "dshealthd_probe_peer_connections_refused_total",
     "Connections that the peer listener closed because of a limit; replaced: an unauthenticated "
@@ -109,9 +100,8 @@ class PeerServer:
         return self._listener.port
 
     async def start(self) -> None:
-        """Listen for peers, if an address is configured. Raises OSError if that fails."""
-        if self._options.listen_address:
-            await self._listener.start(*listen_address(self._options.listen_address))
+        """Listen for peers at the configured address. Raises OSError if that fails."""
+        await self._listener.start(*listen_address(self._options.listen_address))
 
     async def close(self) -> None:
         """Stop listening for peers and close the connections; answers in progress get a second."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.linux.starvation import STARVED
-from dshealthd.probe.observation import FLOOR, Outcome, RoundResult, Stage, Timing
+from dshealthd.probe.observation import FLOOR, Outcome, RoundResult, Stage, Timing, slowest
 from dshealthd.probe.policy import BUSY
 from dshealthd.probe.rounds.active_round import Decline
 from dshealthd.probe.workers.job import OWN, STAGES, late
@@ -134,10 +134,5 @@ def own_timings(timings: Iterable[Timing], mine: Iterable[RankResult]) -> tuple[
 
 def merge(ranks: Iterable[RankResult]) -> tuple[Timing, ...]:
     """Return one timing for each operation, size and part: the slowest rank's."""
-    found: dict[tuple[str, int, str], Timing] = {}
-    for rank in ranks:
-        for timing in rank.timings:
-            key = timing.op, timing.size, timing.part
-            if key not in found or timing.seconds > found[key].seconds:
-                found[key] = timing
-    return tuple(found.values())
+    timings = (timing for rank in ranks for timing in rank.timings)
+    return tuple(slowest(timings, "op", "size", "part"))

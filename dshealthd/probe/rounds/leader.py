@@ -138,8 +138,5 @@ async def _send_conclusion(node: ThisNode, active: ActiveRound, result: RoundRes
     answer = await node.query(active.peer, "conclusion", body)
     if isinstance(answer, PeerError) and answer.reason != Decline.ROUND:
         log.debug(
-            "round %s: %s did not accept its conclusion: %s",
-            active.plan.round,
-            active.peer,
-            answer,
+            "round %s: %s did not accept its conclusion: %s", active.plan.round, active.peer, answer
         )

@@ -11,7 +11,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.probe.observation import FLOOR, Outcome, Timing
+from dshealthd.probe.observation import FLOOR, Op, Outcome, Timing
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds.plan import PAYLOAD
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from dshealthd.probe.node import ThisNode
 
-OP = "echo"
 ECHOES = 2
 """Empty echoes that must count."""
 WAITED = 0.25
@@ -67,7 +66,7 @@ async def measure(node: ThisNode, peer: str) -> Echoes:
 
     async def exchange(payload: bytes) -> _Echo:
         before, sent_at, sent = node.waited(), node.wall(), node.monotonic()
-        answer = await node.peers.call(peer, OP, {"clock": sent_at, "payload": payload})
+        answer = await node.peers.call(peer, "echo", {"clock": sent_at, "payload": payload})
         if answer["payload"] != payload:
             raise PeerError(Outcome.CORRUPTED, "wrong_data")
         seconds = node.monotonic() - sent
@@ -97,7 +96,7 @@ async def measure(node: ThisNode, peer: str) -> Echoes:
         size = len(payload)
         if counting:
             seconds = max(FLOOR, statistics.median_low(counting))
-            timings.append(Timing(OP, size, seconds, 2 * size / seconds))
+            timings.append(Timing(Op.ECHO, size, seconds, 2 * size / seconds))
     offset = min(echoes, key=lambda result: result.seconds).offset
     return Echoes(tuple(timings), offset)
 

@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome, RoundKind, RoundResult, Stage
 from dshealthd.probe.peers.protocol import PeerError
-from dshealthd.probe.rounds.conclusion import (
-    SILENT,
-    combine,
-    merge,
-    own_timings,
-)
-from dshealthd.probe.rounds.remote_store import RemoteStore
+from dshealthd.probe.rounds.conclusion import SILENT, combine, merge, own_timings
+from dshealthd.probe.workers.store import RemoteStore
 
 if TYPE_CHECKING:
     from dshealthd.probe.node import ThisNode

@@ -15,14 +15,10 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import ON_DEMAND, Outcome, RoundKind, Stage
 from dshealthd.probe.peers.protocol import Refusal, Rejection
-from dshealthd.probe.rounds import leader, member, remote_store
-from dshealthd.probe.rounds.active_round import (
-    WHOLE,
-    ActiveRound,
-    Decline,
-    RoundReport,
-)
+from dshealthd.probe.rounds import leader, member
+from dshealthd.probe.rounds.active_round import WHOLE, ActiveRound, Decline, RoundReport
 from dshealthd.probe.rounds.conclusion import unless_starved
+from dshealthd.probe.workers import store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -63,7 +59,7 @@ class Rounds:
     def handlers(self) -> Mapping[str, Handler]:
         """Return the handlers of calls that belong to the agent's rounds, by method."""
         return {
-            "invite": self._invited,
+            "invite": self.invited,
             "store": self._store,
             "result": self._result,
             "conclusion": self._concluded,
@@ -106,7 +102,8 @@ class Rounds:
 
     # Taking part
 
-    async def _invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Take part in the round that another node leads, or decline."""
         plan: RoundPlan = body["plan"]
         # First of all, as other invitations may come meanwhile.
         objection = "" if plan.kind is RoundKind.LIGHT else await self._node.objection(plan)
@@ -181,7 +178,7 @@ class Rounds:
     # What members send
 
     async def _store(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        return await remote_store.serve(self._led(sender, body).store, body)
+        return await store.serve(self._led(sender, body).store, body)
 
     async def _result(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
         active = self._led(sender, body)

@@ -202,8 +202,7 @@ class Baselines:
         known.reference = min(known.median, known.lowest * (1 + CREEP_RATIO))
         if siblings := self._siblings(series):
             known.reference = min(
-                known.reference,
-                median([other.median for other in siblings]) * (1 + SIBLING_RATIO),
+                known.reference, median([other.median for other in siblings]) * (1 + SIBLING_RATIO)
             )
         known.limit = self._limit(series, known.sigma)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import zlib
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, NamedTuple
@@ -75,14 +74,16 @@ class Company:
         """Apply a new list of members and drop what is known of removed ones."""
         self.leaves = leaves
         self.leaf = leaves.get(self.me, "")
-        names = sorted(leaves)
-        place = bisect.bisect(names, self.me)
-        others = [name for name in (*names[place:], *names[:place]) if name != self.me]
+        # If many nodes become suspicious at once, they must not all ask the same member: each has
+        # an order of its own. Not by hash(), which differs between processes.
+        others = sorted(
+            leaves.keys() - {self.me}, key=lambda name: zlib.crc32(f"{self.me}/{name}".encode())
+        )
         near = [name for name in others if self.near(name)]
         far = [name for name in others if not self.near(name)]
         self.intra_leaf, self.inter_leaf = len(near), len(far)
         """Other members on this node's leaf, 0 if the leaf is not known; and elsewhere."""
-        self._choice = [one for side in (near, far) for one in side[:: len(side) // _CHOICE + 1]]
+        self._choice = near[:_CHOICE] + far[:_CHOICE]
         self.log = deque((met for met in self.log if met.round.peer in leaves), _LOG)
 
     def near(self, name: str) -> bool:
@@ -165,21 +166,14 @@ class Company:
         well, in an order of this node's own. Nobody in `ill` is chosen.
         """
         well = {met.round.peer for met in self.log if not met.bad and now - met.round.at < _RECENT}
-        ranks = [
-            (
-                asked.get(name, 0),
-                name not in well,
-                # If many nodes become suspicious at once, they must not all ask the same member.
-                # Not hash(), which differs between processes.
-                zlib.crc32(f"{self.me}/{name}".encode()),
-                name,
-            )
+        free = [
+            name
             for name in self._choice
             if (near is None or self.near(name) is near)
             and name not in ill
             and not self.rests(name, now)
         ]
-        return min(ranks)[-1] if ranks else None
+        return min(free, key=lambda name: (asked.get(name, 0), name not in well), default=None)
 
     def is_intermittent(self, epoch: int) -> bool:
         """Return whether peers in turn were silent and answered soon after, so often that this node

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dshealthd.core.collector import Sample
-    from dshealthd.probe.verdicts.detector import Confirmation
+    from dshealthd.probe.verdicts.planner import Confirmation
 
 CONFIRMATIONS = counter(
     "dshealthd_probe_confirmations_total",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import (
     HARD,
+    ON_DEMAND,
     Observation,
     Outcome,
     Part,
@@ -28,12 +29,7 @@ from dshealthd.probe.verdicts.baseline import TimingClass
 from dshealthd.probe.verdicts.company import Company, Met
 from dshealthd.probe.verdicts.explanation import explain, reason_of
 from dshealthd.probe.verdicts.pairs import PairSuspicion, PairVerdict
-from dshealthd.probe.verdicts.planner import (
-    Confirmation,
-    PlanningInput,
-    early,
-    plan,
-)
+from dshealthd.probe.verdicts.planner import Confirmation, PlanningInput, early, plan
 from dshealthd.probe.verdicts.signals import (
     OWN_NODE,
     REACH,
@@ -52,8 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from dshealthd.probe.verdicts.baseline import Baselines
-
-__all__ = ["Confirmation", "Detector"]
 
 BUSY = "already_testing"
 """The reason of a round that was declined because another one was in progress."""
@@ -116,15 +110,13 @@ class Detector:
         """Whether any other member has answered this agent yet."""
         self._epoch = -1
         self._number = 0
-        self._told: PeerReport | None = None
 
     def apply_members(self, leaves: Mapping[str, str]) -> None:
         """Apply a new list of members; removed ones are no longer suspects."""
         self._company.apply_members(leaves)
-        for gone in {*self._pairs, *self._ended, *self._gone} - leaves.keys():
-            self._pairs.pop(gone, None)
-            self._ended.pop(gone, None)
-            self._gone.pop(gone, None)
+        for known in (self._pairs, self._ended, self._gone):
+            for name in known.keys() - leaves.keys():
+                del known[name]
 
     def observe(
         self, observation: Observation, *, requested: bool = False
@@ -132,10 +124,9 @@ class Detector:
         """Evaluate a round; return the extra round to run at once, if one is needed. A round that
         another member `requested` is evidence for that member, and raises no suspicion here.
         """
-        members, scheduled = observation.members, observation.epoch >= 0
+        members, scheduled = observation.members, observation.epoch != ON_DEMAND
         if self._me not in members:
             return self._record_word(observation)
-        self._told = None
         peer = next((member for member in members if member != self._me), "")
         led = members[0] == self._me
         # Keyed by members, whoever led: a round of the same pair that the peer led tells as much.
@@ -207,7 +198,7 @@ class Detector:
             )
             well = observation.outcome in {Outcome.OK, *_ANSWERS}
             pair.words[asked] = self._epoch, well
-            if told is not None and accuses_itself(told, REACH, self._high):
+            if accuses_itself(told, REACH, self._high):
                 del self._pairs[peer]
             else:
                 self._judge(pair)
@@ -226,7 +217,7 @@ class Detector:
         local = observation.kind is RoundKind.LOCAL
         for signal in (OWN_NODE,) if local else (REACH,) if hard == REACH else (REACH, RUN):
             bad = not ok and signal == hard
-            blamed = told is not None and accuses_itself(told, signal, self._high)
+            blamed = accuses_itself(told, signal, self._high)
             yield (
                 self._of(signal),
                 Measurement(
@@ -256,13 +247,11 @@ class Detector:
             # No history is started before enough is known to judge.
             history = self._history.get(signal) if measurement is None else self._of(signal)
             bad = False
-            blamed = told is not None and accuses_itself(told, signal, self._high)
+            blamed = accuses_itself(told, signal, self._high)
             if measurement is not None and history is not None:
                 bad = measurement.bad
-                measurement.explained = (
-                    bad
-                    and told is not None
-                    and accuses_itself(told, signal, self._high, measurement.ratio)
+                measurement.explained = bad and accuses_itself(
+                    told, signal, self._high, measurement.ratio
                 )
                 yield history, measurement
             if (
@@ -290,10 +279,7 @@ class Detector:
         )
 
     def _of(self, signal: Signal) -> SignalHistory:
-        history = self._history.get(signal)
-        if history is None:
-            history = self._history[signal] = SignalHistory(signal)
-        return history
+        return self._history.setdefault(signal, SignalHistory(signal))
 
     def _record_round(
         self,
@@ -327,13 +313,9 @@ class Detector:
             self._gone[peer] = self._gone[peer][0], self._epoch
         concerned = pair.signals if pair else bad
         # A peer that blames one of its rails does not explain that all of them are slow.
-        if (
-            told is not None
-            and concerned
-            and all(
-                accuses_itself(told, signal, self._high, pair.least if pair else ratio)
-                for signal in concerned
-            )
+        if concerned and all(
+            accuses_itself(told, signal, self._high, pair.least if pair else ratio)
+            for signal in concerned
         ):
             self._pairs.pop(peer, None)
             self._ended.pop(peer, None)
@@ -536,18 +518,11 @@ class Detector:
         """Return what to report to peers: this node's own score, its slow parts and uplink, and the
         ratios of its last pairs.
         """
-        if self._told is None:
-            histories = self._history.values()
-            self._told = PeerReport(
-                self.score(flagged=True),
-                tuple(
-                    {
-                        entry.signal.word: None
-                        for entry in histories
-                        if entry.signal.word and (entry.suspicious() or entry.investigation)
-                    }
-                ),
-                any(entry.leaves_badly() for entry in histories),
-                *self._company.told(self._epoch),
-            )
-        return self._told
+        histories = self._history.values()
+        slow = [one.signal.word for one in histories if one.suspicious() or one.investigation]
+        return PeerReport(
+            self.score(flagged=True),
+            tuple(word for word in dict.fromkeys(slow) if word),
+            any(entry.leaves_badly() for entry in histories),
+            *self._company.told(self._epoch),
+        )

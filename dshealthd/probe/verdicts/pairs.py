@@ -198,12 +198,7 @@ class PairSuspicion:
             )
         return (HARD_BADS if self.hard else CONFIRMATIONS + _SLOW_MORE) - self.bads
 
-    def find(
-        self,
-        company: Company,
-        unreached: Collection[str],
-        epoch: int,
-    ) -> PairVerdict:
+    def find(self, company: Company, unreached: Collection[str], epoch: int) -> PairVerdict:
         """Return what the rounds of the pair, of its ends with others, and others' calls show."""
         mine = self.others(company)
         echoes = self.echoes(company)

@@ -72,8 +72,14 @@ def hard_signal(observation: Observation) -> Signal:
     )
 
 
-def accuses_itself(told: PeerReport, signal: Signal, high: float, ratio: float = 1.0) -> bool:
-    """Return whether a peer takes the blame for a bad round of a signal, with this ratio."""
+def accuses_itself(
+    told: PeerReport | None, signal: Signal, high: float, ratio: float = 1.0
+) -> bool:
+    """Return whether a peer takes the blame for a bad round of a signal, with this ratio. False if
+    it has made no report.
+    """
+    if told is None:
+        return False
     least = max(high, ratio / FAR_BELOW) if signal.timed else HARD
     return (told.node is not None and told.node >= least) or (
         signal.timed and signal.word in told.parts

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -22,7 +23,6 @@ from dshealthd.core.host import read_bytes
 from dshealthd.core.timing import happens, time_limit
 from dshealthd.linux.process import parse_stat
 from dshealthd.probe.workers import launch, worker
-from dshealthd.probe.workers.status_page import StatusPage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +39,12 @@ PARENT, DEADLINE = "parent", "deadline"
 """Slugs: the fork server itself failed; it took too long to start."""
 FORK_DEADLINE = 3.0
 """Seconds for the fork server to answer a request; it does nothing else."""
+BOARD = 64 << 10
+"""Bytes of a status page; a worker's output beyond that is lost."""
+PRINTED = worker.COUNTERS.size
+"""Offset of the printed text on a page, after the counters."""
+TAIL = 600
+"""Last bytes of the printed text that are reported."""
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/nonexistent",
@@ -52,6 +58,44 @@ ENVIRONMENT = {
     "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent",
 }
 """Base environment of the interpreter; it inherits nothing from the agent's own."""
+
+
+class StatusPage:
+    """A small memory file of fixed size that a process writes to; the agent can read it after the
+    process has hung or died.
+    """
+
+    def __init__(self) -> None:
+        """Create the memory file of a worker's page."""
+        self.descriptor = os.memfd_create("dshealthd-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.descriptor, BOARD)
+        # A library that prints in a loop cannot grow the page, and nothing can cut off the
+        # counters.
+        fcntl.fcntl(
+            self.descriptor,
+            fcntl.F_ADD_SEALS,
+            fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
+        )
+        # The worker's copies of this descriptor share its offset, so its output starts here.
+        os.lseek(self.descriptor, PRINTED, os.SEEK_SET)
+
+    def counters(self) -> tuple[int, int]:
+        """Return how many collectives the worker's page says were entered and left."""
+        entered, left = worker.COUNTERS.unpack(os.pread(self.descriptor, PRINTED, 0))
+        return entered, left
+
+    def printed(self) -> str:
+        """Return the end of the worker's printed output on one line."""
+        text = (
+            os.pread(self.descriptor, BOARD - PRINTED, PRINTED)
+            .rstrip(b"\0")[-TAIL:]
+            .decode(errors="replace")
+        )
+        return "".join(character if character.isprintable() else " " for character in text).strip()
+
+    def close(self) -> None:
+        """Close the file of the worker's page."""
+        os.close(self.descriptor)
 
 
 class ForkServerError(Exception):
@@ -241,9 +285,9 @@ class ForkServer:
     def _process(self, message: Any, descriptors: list[int]) -> None:
         match message:
             case {"ready": _}:
-                self._settle(message, None)
+                self._settle(message)
             case {"failed": reason, "detail": detail}:
-                self._settle(None, ForkServerError(str(reason), str(detail)))
+                self._settle(ForkServerError(str(reason), str(detail)))
             case {"forked": number, "pid": pid}:
                 child, future = ForkedWorker(self, pid, descriptors[0]), self._forks.get(number)
                 if future is None or future.done():
@@ -253,13 +297,13 @@ class ForkServer:
             case {"reaped": pid, "status": status}:
                 self._reaped(pid, status)
 
-    def _settle(self, about: dict[str, Any] | None, error: ForkServerError | None) -> None:
+    def _settle(self, found: dict[str, Any] | ForkServerError) -> None:
         if self._ready.done():
             return
-        if error is None and about is not None:
-            self._ready.set_result(about)
-        elif error is not None:
-            self._ready.set_exception(error)
+        if isinstance(found, dict):
+            self._ready.set_result(found)
+        else:
+            self._ready.set_exception(found)
             self._ready.exception()  # mark it as retrieved, in case nobody waits for it
 
     def _reaped(self, pid: int, status: int | None) -> None:
@@ -277,7 +321,7 @@ class ForkServer:
         how = "has ended" if code is None else how_ended(code)
         error = ForkServerError(PARENT, f"the workers' fork server {how}: {self.board.printed()}")
         self.board.close()
-        self._settle(None, error)
+        self._settle(error)
         for future in self._forks.values():
             if not future.done():
                 future.set_exception(error)

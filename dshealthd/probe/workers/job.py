@@ -27,15 +27,7 @@ untimed ones. Below 1 MiB an all-reduce tells latency.
 WARM_UP = 2
 """Untimed repetitions of each size before the timed ones."""
 OWN = frozenset(
-    {
-        "stopped",
-        "uninterruptible",
-        "unkillable",
-        "killed",
-        "exited",
-        "out_of_memory",
-        "malformed",
-    }
+    {"stopped", "uninterruptible", "unkillable", "killed", "exited", "out_of_memory", "malformed"}
 )
 """Reasons that mean a fault of the rank itself."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import json
 import struct
 from dataclasses import asdict
@@ -39,10 +38,12 @@ STORE_MARGIN = 2.0
 """Seconds by which the timeouts of store and backend exceed the longest stage's deadline, so that
 the deadline ends a worker first.
 """
+SECOND_LOOK = 0.5
+"""Seconds after which a worker in uninterruptible sleep is looked at again: who waits for a page
+from a busy disk is in it, too, but for a tenth of that.
+"""
 MAX_FRAME = 1 << 20
 MAX_STORE_SECONDS = 600.0
-MAX_LIBRARY = 200
-"""Characters of `Checksum.library`, which becomes a label."""
 STARVABLE = frozenset({"connection_lost", "deadline", "store", "timeout", "unkillable"})
 """Reasons that may come from a lack of CPU alone."""
 _OUTCOMES = {"refused": Outcome.REFUSED, "no_route": Outcome.UNREACHABLE}
@@ -57,27 +58,13 @@ class NodeWorkers:
     ) -> None:
         """Hold the job of this node's sessions; no worker starts yet."""
         self.job, self.store, self.progress = job, store, progress
-        self.attended: list[WorkerSession] = []
-        self._ends: float | None = None
+        self.failed: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        """Set once a rank has failed, to the loop time at which the others' sessions end."""
 
     def hurry(self) -> None:
         """Cut all sessions of this node's ranks short, to `GRACE` seconds, as one has failed."""
-        if self._ends is None:
-            self._ends = asyncio.get_running_loop().time() + GRACE
-            for one in self.attended:
-                one.hurry()
-
-    @property
-    def hurried(self) -> bool:
-        """Whether one of this node's ranks has failed in its session."""
-        return self._ends is not None
-
-    def end(self, seconds: float) -> tuple[float, bool]:
-        """Return the loop time at which a stage of `seconds` that begins now must end, and whether
-        that is its own deadline rather than the end of a failed round.
-        """
-        end = asyncio.get_running_loop().time() + seconds
-        return (end, True) if self._ends is None or end <= self._ends else (self._ends, False)
+        if not self.failed.done():
+            self.failed.set_result(asyncio.get_running_loop().time() + GRACE)
 
 
 class WorkerSession:
@@ -101,15 +88,8 @@ class WorkerSession:
         self.checksum: Checksum | None = None
         self._requests: set[asyncio.Task[None]] = set()
         self._over = False
-        self._timeout: asyncio.Timeout | None = None
         self._own = True
-
-    def hurry(self) -> None:
-        """Move the session's deadline forward to the end of a failed round, if that is earlier."""
-        if self._timeout is not None and not self._timeout.expired():
-            remaining = (self._timeout.when() or 0.0) - asyncio.get_running_loop().time()
-            end, self._own = self.round.end(max(0.0, remaining))
-            self._timeout.reschedule(end)
+        """Whether the last deadline was the stage's own, not the end of a failed round."""
 
     def starve(self) -> None:
         """Make the session's result inconclusive if this node's own lack of CPU may explain it."""
@@ -150,21 +130,18 @@ class WorkerSession:
                     async with time_limit(0.0):
                         await stage
                 finally:
-                    self._timeout = None
                     stage.cancel()
                     await asyncio.gather(stage, return_exceptions=True)
         except TimeoutError:
             if not self._over:
-                self._judge_silence()
+                await self._judge_silence()
         except (asyncio.IncompleteReadError, ConnectionError):
             if not self._over:
                 self.reason = "exited"
                 await self.worker.gone(LAST_MOMENT)
         except (*documents.MISSHAPEN, struct.error) as error:
             self._conclude(
-                Outcome.FAILED,
-                "malformed",
-                f"the worker sent an invalid message: {error!r}",
+                Outcome.FAILED, "malformed", f"the worker sent an invalid message: {error!r}"
             )
         finally:
             for request in self._requests:
@@ -175,64 +152,58 @@ class WorkerSession:
 
     async def _wait_for(self, stage: asyncio.Task[None], seconds: float) -> None:
         """Wait until a stage ends or its deadline is over, which comes anew as long as collectives
-        have ended in the second half of it.
+        have ended in the second half of it; no longer than a failed round lasts.
         """
+        loop, failed = asyncio.get_running_loop(), self.round.failed
+        both: set[asyncio.Future[Any]] = {stage, failed}
         for _ in range(1 + MORE):
             before = 0
             for _half in range(2):
-                before = self._completed()
-                end, self._own = self.round.end(seconds / 2)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(end) as self._timeout:
-                        # Not awaited directly: frames that have arrived by the deadline are still
-                        # processed, in case it was the agent that was stopped.
-                        await asyncio.wait({stage})
-                self._timeout = None
+                before, end = self._completed(), loop.time() + seconds / 2
+                # Not awaited directly: frames that have arrived by the deadline are still
+                # processed, in case it was the agent that was stopped.
+                await asyncio.wait(both, timeout=seconds / 2, return_when=asyncio.FIRST_COMPLETED)
+                if failed.done():
+                    self._own = end <= failed.result()
+                    end = min(end, failed.result())
+                    await asyncio.wait({stage}, timeout=max(0.0, end - loop.time()))
                 if stage.done() or not self._own:
                     return
             if self._completed() == before:
                 return
 
     async def _read_stage(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Process the worker's frames until its session gets a new deadline."""
-        while await self._read(reader, writer):
-            pass
-
-    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Process one frame of the worker; return False if it begins a stage or ends the round.
-        Either brings a new deadline.
+        """Process the worker's frames until one begins a stage or ends the round: either brings a
+        new deadline.
         """
-        (size,) = wire.LENGTH.unpack(await reader.readexactly(wire.LENGTH.size))
-        if size > MAX_FRAME:
-            detail = f"a frame of {size} bytes"
-            raise ValueError(detail)
-        message = json.loads(await reader.readexactly(size))
-        if "store" in message:
-            request = asyncio.create_task(self._serve(message, writer))
-            self._requests.add(request)
-            request.add_done_callback(self._requests.discard)
-            return True
-        if "timing" in message:
-            op, size, seconds, bandwidth = message["timing"]
-            self.timings.append(
-                Timing(str(op), int(size), float(seconds), float(bandwidth), self.rank_spec.part)
-            )
-            return True
-        if "checksum" in message:
-            library, number = message["checksum"]
-            self.checksum = Checksum(_line(str(library))[:MAX_LIBRARY], int(number))
-            return True
-        if "end" not in message:
-            self.stage = Stage(message["stage"])
+        while True:
+            (size,) = wire.LENGTH.unpack(await reader.readexactly(wire.LENGTH.size))
+            if size > MAX_FRAME:
+                detail = f"a frame of {size} bytes"
+                raise ValueError(detail)
+            message = json.loads(await reader.readexactly(size))
+            if "store" in message:
+                request = asyncio.create_task(self._serve(message, writer))
+                self._requests.add(request)
+                request.add_done_callback(self._requests.discard)
+            elif "timing" in message:
+                op, size, seconds, bandwidth = message["timing"]
+                self.timings.append(
+                    Timing(
+                        str(op), int(size), float(seconds), float(bandwidth), self.rank_spec.part
+                    )
+                )
+            elif "checksum" in message:
+                library, number = message["checksum"]
+                self.checksum = Checksum(_line(str(library)), int(number))
+            else:
+                break
+        self.stage = Stage(message["stage"])
+        if "end" in message:
+            reason, outcome = str(message["reason"]), Outcome(message["end"])
+            self._conclude(_OUTCOMES.get(reason, outcome), reason, _line(str(message["detail"])))
+        else:
             self.round.progress(self.rank_spec.rank, self.stage)
-            return False
-        reason, outcome, self.stage = (
-            str(message["reason"]),
-            Outcome(message["end"]),
-            Stage(message["stage"]),
-        )
-        self._conclude(_OUTCOMES.get(reason, outcome), reason, _line(str(message["detail"])))
-        return False
 
     async def _serve(self, message: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         number, value = message["id"], message["value"]
@@ -253,11 +224,14 @@ class WorkerSession:
         if not writer.transport.is_closing():
             writer.write(wire.pack({"id": number, **answer}))
 
-    def _judge_silence(self) -> None:
+    async def _judge_silence(self) -> None:
         """Conclude a worker's session that missed its deadline. The process state tells a stuck
         worker from one that waits for another.
         """
         state = self.worker.state()
+        if state == "D":
+            await asyncio.sleep(SECOND_LOOK)
+            state = self.worker.state()
         where = f"no progress in stage {self.stage}"
         process = f"{where}: process {self.worker.pid}"
         if state in {"T", "t"}:

@@ -1,4 +1,4 @@
-"""The rendezvous store of one round, kept by its root's agent.
+"""The rendezvous store of one round, kept by its root's agent, and reached by the member's.
 
 It implements the operations that `torch.distributed` needs.
 """
@@ -7,8 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import time_limit
+from dshealthd.probe.observation import Outcome
+from dshealthd.probe.peers.fields import MAX_KEY, MAX_VALUE, MAX_WAIT
+from dshealthd.probe.peers.protocol import PeerError, Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dshealthd.probe.peers.client import PeerClient
 
 StoreHandler = Callable[[str, str, bytes | int | None, float], Awaitable[bytes | int | bool]]
 """Carries out `set`, `get`, `add`, `check`, `wait` or `delete` (op, key, value, seconds). Raises
@@ -16,9 +25,10 @@ TimeoutError or StoreError.
 """
 
 MAX_KEYS = 4096
-MAX_KEY = 256
-MAX_VALUE = 45000
-"""Bytes: in base64 and with the other fields a value fits into the largest body between agents."""
+MARGIN = 2.0
+"""Seconds that a call may take beyond its wait."""
+TIMED_OUT = "timeout"
+NOT_DONE = "store"
 
 
 class StoreError(Exception):
@@ -82,3 +92,66 @@ class LocalStore:
     async def _wait(self, key: str, seconds: float) -> None:
         async with time_limit(seconds), self._changed:
             await self._changed.wait_for(lambda: key in self._values)
+
+
+class RemoteStore:
+    """A store as its members see it; a `StoreHandler`."""
+
+    def __init__(
+        self, peers: PeerClient, root: str, round: str, monotonic: Callable[[], float]
+    ) -> None:
+        """Forward to the agent of `root`."""
+        self._peers = peers
+        self._root = root
+        self._round = round
+        self._monotonic = monotonic
+
+    async def __call__(
+        self,
+        op: str,
+        key: str,
+        value: bytes | int | None,
+        timeout: float,  # noqa: ASYNC109 - the store's own
+    ) -> bytes | int | bool:
+        """Have the root's store carry out one operation. Raises TimeoutError or StoreError."""
+        body: dict[str, Any] = {"round": self._round, "op": op, "key": key}
+        if isinstance(value, bytes):
+            body["value"] = value
+        elif value is not None:
+            body["amount"] = value
+        end = self._monotonic() + timeout
+        while True:
+            turn = max(0.0, min(MAX_WAIT, end - self._monotonic()))
+            try:
+                answer = await self._peers.call(
+                    self._root, "store", {**body, "timeout": turn}, turn + MARGIN
+                )
+            except PeerError as error:
+                if error.outcome is not Outcome.DECLINED or error.reason != TIMED_OUT:
+                    message = f"the agent of {self._root}: {error}"
+                    raise StoreError(message) from error
+                if self._monotonic() >= end:
+                    raise TimeoutError from error
+                continue
+            found: bytes | int | bool = next(
+                (answer[name] for name in ("value", "number", "flag") if name in answer), True
+            )
+            return found
+
+
+async def serve(store: LocalStore, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Carry out a member's operation on the store and return the answer. Raises Refusal."""
+    value = body.get("value", body.get("amount"))
+    try:
+        found = await store(body["op"], body["key"], value, body["timeout"])
+    except TimeoutError as error:
+        raise Refusal(TIMED_OUT) from error
+    except StoreError as error:
+        raise Refusal(NOT_DONE) from error
+    return {
+        "flag"
+        if isinstance(found, bool)
+        else "number"
+        if isinstance(found, int)
+        else "value": found
+    }

@@ -199,30 +199,24 @@ def agent_store(agent: AgentChannel, prefix: str, timeout: float) -> Any:
         """The operations that process groups need; binary values travel as base64."""
 
         def set(self, key: str, value: bytes | str) -> None:
-            """Set a value in the agent's store, from the worker."""
             data = value.encode() if isinstance(value, str) else bytes(value)
             agent.request("set", prefix + key, base64.b64encode(data).decode(), timeout)
 
         def get(self, key: str) -> bytes:
-            """Return a value of the agent's store to the worker, once it is set."""
             return base64.b64decode(agent.request("get", prefix + key, None, timeout))
 
         def add(self, key: str, amount: int) -> int:
-            """Add, from the worker, to a number of the agent's store and return the sum."""
             return int(agent.request("add", prefix + key, amount, timeout))
 
         def check(self, keys: list[str]) -> bool:
-            """Tell the worker whether all keys of the agent's store are set."""
             return all(agent.request("check", prefix + key, None, timeout) for key in keys)
 
         def wait(self, keys: list[str], limit: timedelta | None = None) -> None:
-            """Block the worker until all keys of the agent's store are set."""
             for key in keys:
                 most = min(timeout, limit.total_seconds()) if limit else timeout
                 agent.request("wait", prefix + key, None, most)
 
         def delete_key(self, key: str) -> bool:
-            """Delete a key of the agent's store, for the worker."""
             return bool(agent.request("delete", prefix + key, None, timeout))
 
     store = AgentStore()

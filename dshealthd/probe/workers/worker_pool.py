@@ -28,10 +28,10 @@ from dshealthd.probe.workers.fork_server import (
     ForkedWorker,
     ForkServer,
     ForkServerError,
+    StatusPage,
 )
 from dshealthd.probe.workers.job import RankResult
 from dshealthd.probe.workers.session import NodeWorkers, WorkerSession
-from dshealthd.probe.workers.status_page import StatusPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PARENT_UP = gauge(
-    "dshealthd_probe_parent_up",
-    "1 while the fork server of the probe workers is running.",
+    "dshealthd_probe_parent_up", "1 while the fork server of the probe workers is running."
 )
 STUCK = gauge(
     "dshealthd_probe_workers_stuck",
@@ -257,7 +256,7 @@ class WorkerPool:
                     f"cannot start a worker: {cause(error)}",
                 )
             except ForkServerError as error:
-                if not round_.hurried:
+                if not round_.failed.done():
                     log.warning("probe: %s", error)
                 round_.hurry()
                 after = run_queue(parent.pid)
@@ -266,7 +265,6 @@ class WorkerPool:
                 return _failed(rank_spec, Outcome.FAILED, error.reason, str(error))
             try:
                 one = WorkerSession(rank_spec, worker, round_, lambda: board.counters()[1])
-                round_.attended.append(one)
                 await one.follow(ours)
                 # Before the kill, which removes its /proc entry.
                 queue = run_queue(worker.pid)

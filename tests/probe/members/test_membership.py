@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 
 from dshealthd.probe.members.hostlist import MembershipError
-from dshealthd.probe.members.membership import (
-    Member,
-    Membership,
-    Watcher,
-    load,
-    parse_hostfile,
-    parse_nodes,
-)
+from dshealthd.probe.members.membership import Member, Membership, load, parse_hostfile, parse_nodes
 from dshealthd.probe.options import MembershipOptions
 
 HOSTFILE = """\
@@ -214,32 +207,3 @@ def test_digest_is_the_same_in_every_version() -> None:
     assert (
         Membership((Member("a", 8), Member("b")), {"a": "s", "b": ""}, "").digest == "10f1cdaba75a"
     )
-
-
-def test_watcher_of_files(tmp_path: Path) -> None:
-    """A change, a rename over it, a removal and a return of either file are reported once."""
-    hosts, tree = tmp_path / "h", tmp_path / "t"
-    hosts.write_text("a slots=8\n")
-    watcher = Watcher(MembershipOptions(hostfile=hosts, topology=tree), lambda: 0.0)
-    assert not watcher.changed()
-    hosts.write_text("a slots=8\nb slots=8\n")
-    assert watcher.changed()
-    assert not watcher.changed()
-    tree.write_text("SwitchName=s Nodes=a\n")
-    assert watcher.changed()
-    (tmp_path / "new").write_text("a slots=8\nc slots=8\n")
-    (tmp_path / "new").rename(hosts)
-    assert watcher.changed()
-    hosts.unlink()
-    assert watcher.changed()
-    assert not watcher.changed()
-
-
-def test_watcher_of_dns() -> None:
-    """A DNS name is due again after its interval, and not before."""
-    now = [0.0]
-    watcher = Watcher(MembershipOptions(dns="a"), lambda: now[0])
-    told = []
-    for now[0] in (0.0, 59.0, 60.0, 61.0, 119.0, 120.5):
-        told.append(watcher.changed())
-    assert told == [False, False, True, False, False, True]

@@ -18,8 +18,7 @@ from dshealthd.core import host
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers import credentials as module
-from dshealthd.probe.peers.credentials import Credentials
-from dshealthd.probe.peers.key_file import CredentialError, parse_keys, read
+from dshealthd.probe.peers.credentials import CredentialError, Credentials, parse_keys, read
 from tests.probe.peering import (
     KEY,
     OTHER_KEY,

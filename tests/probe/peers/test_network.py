@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.peers.guard import PeerLimits
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
 from tests.netns import network_namespace
@@ -39,14 +38,6 @@ from tests.waiting import eventually
 
 NO_ANSWER = {"not_acknowledged", "connect_timeout"}
 """What is known at a call's deadline alone."""
-
-
-async def test_nobody_listens(key: Path) -> None:
-    """A closed port is refused, at once."""
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        async with calling(keyed(key), nobody.getsockname()[1]) as client:
-            await fails(ping(client), Outcome.REFUSED, "refused")
 
 
 async def test_listener_that_restarts(key: Path) -> None:
@@ -155,13 +146,6 @@ async def test_firewalls(
             await ping(client)
 
 
-async def test_no_route(key: Path) -> None:
-    """A network that there is no way to is unreachable, at once."""
-    with network_namespace():
-        async with calling(keyed(key), 1, host="192.0.2.1") as client:
-            await fails(ping(client), Outcome.UNREACHABLE, "no_route")
-
-
 async def test_calls_come_from_the_listen_address(key: Path) -> None:
     """A node calls from the address that it listens on, which is the one that others know it by;
     its port is chosen when it connects (`IP_BIND_ADDRESS_NO_PORT`), and need not be free elsewhere.
@@ -192,23 +176,6 @@ async def test_clocks_that_differ(key: Path) -> None:
             answer = await ping(client)
             assert abs(answer["clock"] - time.time()) > 250
             await ping(client)
-
-
-async def test_connections_do_not_pile_up(key: Path) -> None:
-    """One connection is kept for each peer in use, a bounded number in all, none if forgotten."""
-    names = [f"node-{number}" for number in range(40)]
-
-    limits = PeerLimits(connections=64, connections_per_address=64)
-    async with talking(keyed(key), limits=limits) as (node, client):
-        # all are node b, which says that it is not who is meant, on a connection that is kept
-        for name in names:
-            await fails(
-                client.call(name, "echo", PING, PATIENT), Outcome.DECLINED, "wrong_receiver"
-            )
-        assert metric(client, "client_connections") == 16
-        await eventually(lambda: node.metric("connections") == 16)
-        client.forget(names[-1])
-        assert metric(client, "client_connections") == 15
 
 
 async def test_cancelled_call(key: Path) -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
-from dshealthd.probe.peers.link import Link
-from dshealthd.probe.peers.pool import ConnectionPool, error_meaning
+from dshealthd.probe.peers.pool import ConnectionPool, Link, error_meaning
 from dshealthd.probe.peers.protocol import Hello, PeerSession, TimeoutMeaning
 from dshealthd.probe.peers.resolver import Resolver
 
@@ -40,7 +39,8 @@ class Pool(ConnectionPool):
 
     def __init__(self) -> None:
         self.now = 1000.0
-        super().__init__(PeerOptions(), lambda name: (name, 1), Resolver(), lambda: self.now)
+        options = PeerOptions(listen_address="127.0.0.1:0")
+        super().__init__(options, lambda name: (name, 1), Resolver(), lambda: self.now)
 
     async def _open(self, *_: object) -> Link:
         return cast("Link", Connected())
@@ -122,6 +122,7 @@ async def test_what_cannot_be_used_again_is_closed() -> None:
     (errno.ECONNRESET, Outcome.REFUSED, "reset"),
     (errno.ETIMEDOUT, Outcome.UNREACHABLE, "connect_timeout"),
     (errno.EHOSTUNREACH, Outcome.UNREACHABLE, "no_route"),
+    (errno.ENETUNREACH, Outcome.UNREACHABLE, "no_route"),
     (errno.EPERM, Outcome.UNREACHABLE, "not_permitted"),
     (errno.EMFILE, Outcome.FAILED, "system_error"),
 ])  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import json
 import math
 import os
 import subprocess
@@ -41,13 +40,6 @@ from dshealthd.probe.peers.messages import METHODS, VERSIONS, Data, Method
 from dshealthd.probe.peers.protocol import MAX_MESSAGE
 from dshealthd.probe.workers.job import RankResult
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
-    max_leaves=10,
-)
 VALUES: dict[type, Any] = {
     Integer: lambda kind: st.integers(kind.minimum, kind.maximum),
     Number: lambda kind: st.floats(kind.minimum, kind.maximum),
@@ -60,9 +52,7 @@ VALUES: dict[type, Any] = {
     ),
     Data: lambda kind: st.binary(max_size=min(kind.maximum, 100)),
     Array: lambda kind: st.lists(
-        values(kind.item),
-        min_size=kind.minimum,
-        max_size=min(kind.maximum, max(kind.minimum, 3)),
+        values(kind.item), min_size=kind.minimum, max_size=min(kind.maximum, max(kind.minimum, 3))
     ).map(tuple),
     Form: lambda kind: values(kind.fields).map(lambda fields: kind.made(**fields)),
     OrNull: lambda kind: st.none() | values(kind.kind),
@@ -94,31 +84,6 @@ def test_what_is_written_is_read(record: Record, data: st.DataObject) -> None:
     assert {name: type(value) for name, value in again.items()} == {
         name: type(value) for name, value in message.items()
     }
-
-
-@pytest.mark.parametrize("record", RECORDS)
-@given(data=st.data())
-def test_any_json_is_a_message_or_refused(record: Record, data: st.DataObject) -> None:
-    """Whatever stands in a field is read as declared or refused; nothing else is raised."""
-    message = data.draw(
-        st.fixed_dictionaries(
-            {}, optional=dict.fromkeys({**record.fields, **record.optional}, JSON)
-        )
-    )
-    try:
-        read = loads(json.dumps(message).encode(), record)
-    except SchemaError:
-        return
-    assert read.keys() <= {**record.fields, **record.optional}.keys()
-
-
-@given(st.binary(max_size=300))
-def test_any_bytes_are_a_message_or_refused(body: bytes) -> None:
-    """Whatever bytes come, nothing but a SchemaError is raised."""
-    try:
-        loads(body, METHODS["echo"].request)
-    except SchemaError:
-        return
 
 
 @pytest.mark.parametrize(("kind", "value"), [
@@ -214,21 +179,6 @@ def test_own_messages_are_checked_too(value: dict[str, Any]) -> None:
         dumps(value, Record({"a": Data(3)}))
 
 
-@pytest.mark.parametrize(
-    ("number", "allowed"),
-    [(-(1 << 53), True), (1 << 53, True), (-(1 << 53) - 1, False), ((1 << 53) + 1, False)],
-)
-def test_numbers_of_the_store(number: int, *, allowed: bool) -> None:
-    """What a float has, too, on either side of 0: torch counts down with negative amounts."""
-    key = {"round": "0123456789abcdef", "op": "add", "key": "k", "timeout": 1.0}
-    for kind, value in (
-        (METHODS["store"].request, key | {"amount": number}),
-        (METHODS["store"].answer, {"number": number}),
-    ):
-        with contextlib.nullcontext() if allowed else pytest.raises(SchemaError, match="integer"):
-            kind.read(value, "body")
-
-
 def of_field(record: Type, name: str) -> Type:
     """Return the type of a field."""
     inner = record.fields if isinstance(record, Form) else record
@@ -249,6 +199,8 @@ RANK, CONCLUSION = of(RankResult), METHODS["conclusion"].request
     (of_field(of(Timing), "seconds"), 0.0, 1e6),
     (of_field(of(Timing), "bus_bandwidth"), 0.0, 1e14),
     (of_field(METHODS["store"].request, "timeout"), 0.0, 4.0),
+    (of_field(METHODS["store"].request, "amount"), -(2**53), 2**53),  # torch counts down, too
+    (of_field(METHODS["store"].answer, "number"), -(2**53), 2**53),
     (of_field(CONCLUSION, "offset"), -253402300799.0, 253402300799.0),
     (of_field(messages.OWN_WORK, "slow"), 1e-9, 1e7),
     (of_field(messages.OWN_WORK, "usual"), 1e-9, 1e7),

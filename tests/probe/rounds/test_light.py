@@ -88,13 +88,9 @@ def test_slow_echoes_give_a_time(network: float) -> None:
     assert peer.calls == 4
 
 
-def waits(end: str, seconds: Iterable[float]) -> ScriptedPeer:
+def waits(end: str, seconds: Any) -> ScriptedPeer:
     """Return a peer at which one end waits for so long in each echo."""
-    return ScriptedPeer(
-        here=seconds if end == "here" else (),
-        before=seconds if end == "before" else (),
-        after=seconds if end == "after" else (),
-    )
+    return ScriptedPeer(**{end: seconds})
 
 
 @pytest.mark.parametrize("end", ["here", "before", "after"])

@@ -44,10 +44,9 @@ def saying(record: str, **fields: Any) -> Change:
     return lambda _peer, body: {**body, record: replace(body[record], **fields)}
 
 
-async def seen(root: Companion, member: Companion, *, light: bool = False) -> Observation:
+async def seen(root: Companion, member: Companion) -> Observation:
     """Let the first node lead a round, and return what the other makes of it."""
-    plan = root.plan(member.name)
-    await root.rounds.lead(plan.light() if light else plan)
+    await root.rounds.lead(root.plan(member.name))
     await all_have([member])
     return member.observation
 
@@ -92,14 +91,6 @@ async def test_only_what_this_node_has_timed_counts(tmp_path: Path) -> None:
         observation = await seen(faulty, member)
         assert observation.outcome is Outcome.OK
         assert observation.timings == ()
-
-
-async def test_both_ends_know_the_time_of_an_echo(tmp_path: Path) -> None:
-    """Only the root can time an echo; the member has the same time from it."""
-    async with company(tmp_path, 2) as (root, member):
-        observation = await seen(root, member, light=True)
-        assert observation.kind is RoundKind.LIGHT
-        assert observation.timings == root.observation.timings
 
 
 @pytest.mark.parametrize(

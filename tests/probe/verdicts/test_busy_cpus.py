@@ -18,7 +18,7 @@ from dshealthd.probe.observation import (
     Suspect,
     Timing,
 )
-from dshealthd.probe.verdicts.detector import Confirmation
+from dshealthd.probe.verdicts.planner import Confirmation
 from tests.probe.verdicts.test_light_rounds import KNOWN, PAIR, SLOW, Company
 
 TIMES = {8: 0.0004, 1024: 0.0006, 65536: 0.0007}
@@ -41,14 +41,7 @@ class BusyCompany(Company):
         ends = leader, member
         timings = tuple(self._timings({*ends}, epoch))
         observation = Observation(
-            epoch,
-            RoundKind.PAIR,
-            "gloo",
-            ends,
-            Outcome.OK,
-            Stage.DONE,
-            timings,
-            at=self.now,
+            epoch, RoundKind.PAIR, "gloo", ends, Outcome.OK, Stage.DONE, timings, at=self.now
         )
         told = {name: self._detectors[name].report() for name in ends}
         for name, other in (ends, ends[::-1]):
@@ -56,22 +49,18 @@ class BusyCompany(Company):
                 yield name, extra
 
     def _timings(self, ends: set[str], _epoch: int) -> Iterator[Timing]:
-        for size in TIMES:
-            yield self._timing(size, of_pair=ends == PAIR)
-
-    def _timing(self, size: int, *, of_pair: bool) -> Timing:
-        slow = self.slow_pair and of_pair and size == LARGE
-        seconds = (SLOWED if slow else TIMES[size]) * (1 + 0.15 * self._draws.random())
-        if self._draws.random() < BUSY:
-            seconds += self._draws.expovariate(1 / WAIT)
-        return Timing("all_reduce", size, seconds, 0.0)
+        for size, usual in TIMES.items():
+            slow = self.slow_pair and ends == PAIR and size == LARGE
+            seconds = (SLOWED if slow else usual) * (1 + 0.15 * self._draws.random())
+            if self._draws.random() < BUSY:
+                seconds += self._draws.expovariate(1 / WAIT)
+            yield Timing("all_reduce", size, seconds, 0.0)
 
 
 def told(start: int) -> list[set[Suspect]]:
     """Return who is accused by anybody in each of the first 15 epochs with the slow link."""
     company = BusyCompany(start)
-    for _ in range(KNOWN):
-        company.step()
+    company.told(KNOWN)
     company.slow_pair = True
     return company.told(15)
 

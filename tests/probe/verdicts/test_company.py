@@ -26,17 +26,8 @@ def met(
     **how: bool | float,
 ) -> Met:
     """Return a round with a peer, which was good unless it was `bad` or `silent`."""
-    round = ObservedRound(
-        number,
-        epoch,
-        at,
-        RoundKind.PAIR,
-        peer,
-        peer.startswith("n"),
-        extra=False,
-        led=True,
-        told=told,
-    )
+    kind, near = RoundKind.PAIR, peer.startswith("n")
+    round = ObservedRound(number, epoch, at, kind, peer, near, extra=False, led=True, told=told)
     silent = bool(how.get("silent"))
     bad = frozenset({REACH}) if how.get("bad", silent) else frozenset[Signal]()
     return Met(round, light=False, ratio=how.get("ratio", 1.0), bad=bad, silent=silent)
@@ -71,6 +62,12 @@ def test_the_side_that_is_asked() -> None:
     assert chosen(known, near=False).startswith("f")
     assert chosen(company(far=0), near=False) == ""
     assert not Company("me", {"me": "", "a": ""}, HIGH).near("a")
+
+
+def test_nodes_ask_different_members_first() -> None:
+    """If many become suspicious at once, no member has to answer all of them."""
+    leaves = {f"n{number}": "l" for number in range(9)}
+    assert len({chosen(Company(name, leaves, HIGH)) for name in leaves}) > 4
 
 
 def outages(*peers: str) -> list[Met]:

@@ -6,7 +6,7 @@ import asyncio
 
 from dshealthd.probe.observation import RoundKind
 from dshealthd.probe.verdicts.confirmation import Confirmations
-from dshealthd.probe.verdicts.detector import Confirmation
+from dshealthd.probe.verdicts.planner import Confirmation
 
 WANTED = Confirmation(("a", "b"), RoundKind.PAIR)
 

@@ -20,7 +20,8 @@ from dshealthd.probe.observation import (
 )
 from dshealthd.probe.options import BaselineOptions
 from dshealthd.probe.verdicts.baseline import Baselines
-from dshealthd.probe.verdicts.detector import Confirmation, Detector
+from dshealthd.probe.verdicts.detector import Detector
+from dshealthd.probe.verdicts.planner import Confirmation
 
 NAMES = ("n0", "n1", "n2", "n3")
 NO_LEAVES = dict.fromkeys(NAMES, "")
@@ -55,12 +56,7 @@ class Company:
         self._draws = random.Random(start)
         self._timetable = Timetable(NAMES, NO_LEAVES)
         self._detectors = {
-            name: Detector(
-                name,
-                NO_LEAVES,
-                Baselines(BaselineOptions()),
-                lambda: self.now,
-            )
+            name: Detector(name, NO_LEAVES, Baselines(BaselineOptions()), lambda: self.now)
             for name in NAMES
         }
 

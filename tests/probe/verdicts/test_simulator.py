@@ -74,18 +74,6 @@ def test_lossy_node_is_named_and_not_its_links(nodes: int, share: float) -> None
     assert max(metrics.cleared) < float("inf")
 
 
-@pytest.mark.parametrize(("nodes", "leaf"), [(4, 4), (8, 4)])
-def test_cut_link_of_a_few_nodes_is_named(nodes: int, leaf: int) -> None:
-    """A cut link among few nodes, of which few reach its ends, is accused in time."""
-    made, metrics = Cluster(nodes, leaf, Conditions(), 15), RoundMetrics()
-    for _ in range(6):
-        made.step()
-    for _ in range(3):
-        trial(made, faults(made)["link cut"], metrics, epochs=8)
-    assert metrics.right == metrics.trials == 3
-    assert max(metrics.seconds) <= 45
-
-
 def test_noise_accuses_nobody() -> None:
     """Half an hour of jitter, spikes and bursts of congestion accuses nobody."""
     made = cluster(8, 0.03, 0.02)
@@ -100,20 +88,6 @@ def test_worst_conditions_still_name_a_node() -> None:
         trial(made, faults(made)["node 15 % slow"], metrics, epochs=10, rest=8)
     assert metrics.right == 2
     assert max(metrics.seconds) <= 60
-
-
-def test_both_ends_of_a_link_say_the_same() -> None:
-    """Both agents of a bad pair accuse the link by the same name, and nothing else."""
-    made = cluster(10)
-    fault = faults(made)["link 30 % slow"]
-    made.fault = fault
-    for _ in range(6):
-        made.step()
-    link = Suspect(Part.LINK, made.component(fault), "slow")
-    assert {node: made.standing.get(node) for node in (fault.node, fault.peer)} == dict.fromkeys(
-        (fault.node, fault.peer), frozenset({link})
-    )
-    assert made.accused() == {link}
 
 
 class Unlike(Cluster):

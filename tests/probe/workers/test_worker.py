@@ -1,10 +1,11 @@
-"""The worker's own parts, and the check of the environment that it runs in."""
+"""The worker's own parts, its page, and the check of the environment that it runs in."""
 
 from __future__ import annotations
 
 import ast
 import asyncio
 import base64
+import contextlib
 import ctypes
 import importlib
 import io
@@ -22,6 +23,7 @@ from typing import Any
 import pytest
 
 from dshealthd.probe.workers import launch, worker
+from dshealthd.probe.workers.fork_server import StatusPage
 from dshealthd.probe.workers.store import LocalStore, StoreError
 
 MAX_KEY = 256
@@ -31,7 +33,7 @@ MAX_KEYS = 4096
 
 @pytest.fixture(scope="module")
 def torch() -> Any:
-    """PyTorch, not imported before a test needs it: that took a fifth of collecting all tests."""
+    """PyTorch, not imported before a test needs it: that takes a fifth of collecting all tests."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it grumbles about what is not installed beside it
         return importlib.import_module("torch")
@@ -165,17 +167,6 @@ def test_an_error_of_any_length_fits_into_a_packet(
         packet = agent.recv(1 << 20)
     assert json.loads(packet)["detail"].endswith(chr(0x1F4A5))
     assert worker.PACKET / 2 < len(packet) <= worker.PACKET
-
-
-def test_versions_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times of ranks with other software do not compare: the round ends, and says with which."""
-    theirs, job = ["gloo torch 2.13"], {"rank": 0, "size": 2, "backend": "gloo"}
-    store = SimpleNamespace(set=lambda *_: None, get=lambda _: theirs[0].encode())
-    monkeypatch.setattr(worker, "versions", lambda _job: "gloo torch 2.13")
-    worker.synchronize(store, job)
-    theirs[0] = "gloo torch 2.12"
-    with pytest.raises(worker.VersionsDiffer, match=r"rank 0 has .*, rank 1 gloo torch 2\.12"):
-        worker.synchronize(store, job)
 
 
 @pytest.fixture
@@ -312,6 +303,31 @@ def test_local_store() -> None:
         await store("set", "text", b"", 1)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        (b"", ""),
+        (b"one\n\x1b[2Jtwo\xff\n", "one  [2Jtwo\ufffd"),
+        (b"a" + b"b" * 599, "a" + "b" * 599),
+        (b"a" + b"b" * 600, "b" * 600),
+        (b"a" * 65_000 + b"the end", "a" * 593 + "the end"),
+        (b"a" * 66_000 + b"the end", "a" * 600),
+    ],
+)
+def test_end_of_what_is_printed(printed: bytes, shown: str) -> None:
+    """The last 600 bytes on one line, of 64 KiB: a library that prints in a loop fills no more.
+    The counters before it stay as they are.
+    """
+    page = StatusPage()
+    os.pwrite(page.descriptor, (7).to_bytes(8, "little") + (5).to_bytes(8, "little"), 0)
+    with contextlib.suppress(PermissionError):  # beyond the page
+        while printed:
+            printed = printed[os.write(page.descriptor, printed) :]
+    assert page.printed() == shown
+    assert page.counters() == (7, 5)
+    page.close()
 
 
 @pytest.fixture
