@@ -28,7 +28,7 @@ from dshealthd.http.exchange import Request
 from dshealthd.status import query
 from dshealthd.status.query import query_agents
 from tests.http import impostors
-from tests.status.nodes import HEALTHY, HUNG, JOB, run, snapshot
+from tests.status.nodes import HEALTHY, HUNG, JOB, answering, run, snapshot
 from tests.status_documents import document, finding, job, rank
 from tests.waiting import PATIENT
 from tests.web.certificates import authority, certificate
@@ -173,8 +173,8 @@ def test_terminals_are_not_commanded_by_an_answer(
         findings=[found],
         jobs=[job(hang=hang, failures=failures, ranks=ranks, **texts)],
     )
-    with impostors.serving(impostors.saying(json.dumps(told))) as port:
-        assert run(command, f"127.0.0.1:{port}") == 2
+    with answering(told) as agents:
+        assert run(command, *agents) == 2
     said = capsys.readouterr()
     assert said.out.count("owned") > 5
     assert "\x1b" not in said.out + said.err
@@ -193,24 +193,22 @@ def test_60_a_wrong_agent_does_not_end_a_list(
             connection.sendall(b" ")
             time.sleep(0.1)
 
-    deep = b'{"schema":1,"x":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
-    answers = (
-        impostors.saying(json.dumps(document(verdict="critical", findings=[{}]))),
-        impostors.saying(json.dumps(document(jobs=None))),
-        impostors.saying(deep),
-        drip,
-    )
-    with contextlib.ExitStack() as stack:
-        wrong = [stack.enter_context(impostors.serving(one)) for one in answers]
-        good = impostors.saying(json.dumps(document(node="n9", jobs=[job()])))
-        ports = [*wrong, stack.enter_context(impostors.serving(good))]
-        assert run(command, "not/a/node", "n..x", *(f"127.0.0.1:{port}" for port in ports)) == 3
-        for port in wrong:
-            assert run(command, "--json", f"127.0.0.1:{port}") == 3
+    deep = impostors.saying(b'{"schema":1,"x":' + b"[" * 200_000 + b"]" * 200_000 + b"}")
+    odd = document(verdict="critical", findings=[{}]), document(jobs=None)
+    with (
+        answering(document(node="n9", jobs=[job()])) as good,
+        answering(*odd) as wrong,
+        impostors.serving(deep) as nested,
+        impostors.serving(drip) as slow,
+    ):
+        wrong += [f"127.0.0.1:{port}" for port in (nested, slow)]
+        assert run(command, "not/a/node", "n..x", *wrong, *good) == 3
+        for agent in wrong:
+            assert run(command, "--json", agent) == 3
     said = capsys.readouterr().out
     assert "run-1  training" in said
     assert "not/a/node is not a node" in said
-    assert all(f"127.0.0.1:{port}" in said for port in wrong)
+    assert all(agent in said for agent in wrong)
 
 
 def test_password_and_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
