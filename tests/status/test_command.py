@@ -101,38 +101,6 @@ def test_a_finding_leads_on(capsys: pytest.CaptureFixture[str]) -> None:
         assert b"## Remedy" in Client(asked).get("/runbooks/gpu-lost")
 
 
-def test_a_finding_with_its_trend(capsys: pytest.CaptureFixture[str]) -> None:
-    """Beside its age stands whether it rises; an agent of an earlier release says nothing of it."""
-    now = time.time()
-    hot = finding(severity="warning", since=now - 720)
-    rising = hot | {"part": "GPU 4", "trend": "core temperature rising 3 K/min"}
-    more = {"time": now, "verdict": "warning", "findings": [hot, rising]}
-    with serving(snapshot(*HEALTHY), more=more) as served:
-        assert run("status", f"127.0.0.1:{served.port}") == 1
-    said = capsys.readouterr().out
-    assert "GPU 3: A GPU fell off the bus (for 12 min)" in said
-    assert "GPU 4: A GPU fell off the bus (for 12 min, core temperature rising 3 K/min)" in said
-
-
-def test_a_sign_that_is_no_finding_yet_is_watched(capsys: pytest.CaptureFixture[str]) -> None:
-    """A port that is down for 12 s of 30 is told with both, and leaves the exit status alone."""
-    down = {"part": "mlx5_1/1", "summary": "A fabric port is down", "hold_seconds": 30.0}
-    made = snapshot(*HEALTHY)
-    now = time.time()
-    watched = [finding(**{**down, "part": part}, since=now - 12) for part in ("mlx5_1/1", "")]
-    more = {"time": now, "watched": watched}
-    with serving(made, more=more) as served:
-        assert run("status", f"127.0.0.1:{served.port}") == 0
-        said = capsys.readouterr().out
-        assert "OK  healthy so far, 1 collector OK" in said
-        for part in ("mlx5_1/1", "this node"):
-            sign = f"watched   {part}: A fabric port is down (for 12 s; a finding after 30 s)"
-            assert sign in said
-        assert run("status", "--json", f"127.0.0.1:{served.port}") == 0
-    (node,) = json.loads(capsys.readouterr().out)["nodes"]
-    assert (node["verdict"], node["watched"][0]["part"]) == ("ok", "mlx5_1/1")
-
-
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     """`--json` is one document with a version, and has the same exit status."""
     with serving(snapshot(*HEALTHY, *HUNG)) as served:
@@ -141,6 +109,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert (printed["schema"], printed["verdict"]) == (1, "critical")
     node, gone = printed["nodes"]
     assert [finding["alert"] for finding in node["findings"]] == ["DshealthdJobHang"]
+    assert node["watched"] == []
     assert (gone["verdict"], gone["findings"]) == ("unknown", None)
     assert "refused" in gone["error"]
 
