@@ -292,9 +292,13 @@ def test_a_corrupt_file_is_set_aside(tmp_path: Path, content: str | bytes) -> No
     assert json.loads((tmp_path / FILE).read_text("utf-8"))["entries"][0]["what"] == "GpuLost"
 
 
+BAD_HOURS: list[Any] = [{}, [["x", 1]], [[5, "a"]], [[5, -1]], [[5, 1e9]], None]
+
+
 @pytest.mark.parametrize("changes", [
-    *({"hours": hours} for hours in ({}, [["x", 1]], [[5, "a"]], [[5, -1]], [[5, 1e9]], None)),
-    *({"days": days} for days in ({}, [[1, [1e9, 0]]])),
+    *({"hours": hours} for hours in BAD_HOURS),
+    {"days": {}},
+    {"days": [[1, [1e9, 0]]]},
     {"version": 2},
     {"begin": -1.0},
     {"end": None},
