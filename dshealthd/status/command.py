@@ -102,7 +102,7 @@ def runs(asked: AgentQuery, job: str = "") -> int:
 def _answers(
     asked: AgentQuery, get: Callable[[Client], Mapping[str, Any]]
 ) -> list[AgentAnswer] | None:
-    """Return what the agents answer; None, once that is said, if nobody knows which to query."""
+    """Return what the agents answer; None, and say why, if it is unknown which to query."""
     try:
         return query.query_agents(_clients(asked), get)
     except (Unreachable, ValueError, ArithmeticError, OSError) as error:
