@@ -39,10 +39,6 @@ class Episode:
     worst: float | None = None
     """The value that was furthest beyond the limit."""
 
-    def lasts(self, now: float) -> bool:
-        """Return whether a sign has lasted for its hold, and is a finding."""
-        return self.opened and now - self.began >= self.finding.hold_seconds
-
     def at(self, now: float) -> Finding:
         """Return the finding, with the severity that it has by now."""
         if now - self.began >= self.finding.page_seconds:
@@ -103,12 +99,12 @@ class Episodes:
             episode.seen = now
         for key, episode in list(self._episodes.items()):
             finding = episode.finding
-            # An unknown is shown at once: a node that cannot be read is not healthy meanwhile.
-            due = now - episode.began >= finding.hold_seconds or finding.severity is State.UNKNOWN
             if key in seen:
-                if due and not episode.opened:
+                lasts = now - episode.began >= finding.hold_seconds
+                # An unknown is shown at once: a node that cannot be read is not healthy meanwhile.
+                if not episode.opened and (lasts or finding.severity is State.UNKNOWN):
                     episode.opened = self.changed = True
-                if not episode.exported and episode.lasts(now):
+                if lasts and not episode.exported:
                     episode.exported = True
                     self.begun[finding.name] += 1
             elif not episode.opened:
@@ -138,13 +134,12 @@ class Episodes:
             episode.at(self._now) for episode in self._episodes.values() if episode.opened
         )
 
-    def firing(self, now: float) -> list[Finding]:
-        """Return the findings that have lasted for their hold, worst first."""
-        return list(
-            Verdict.of(
-                episode.at(now) for episode in self._episodes.values() if episode.lasts(now)
-            ).findings
-        )
+    @property
+    def firing(self) -> tuple[Finding, ...]:
+        """The findings that have lasted for their hold, as the last judgement left them, worst
+        first.
+        """
+        return Verdict.of(episode.at(self._now) for episode in self.lasting).findings
 
     @property
     def lasting(self) -> list[Episode]:

@@ -225,7 +225,7 @@ class Judge:
         agent.
         """
         now = self._monotonic()
-        firing = self._episodes.firing(now)
+        firing = self._episodes.firing
         if firing or self._judged is not None:
             yield from exported(firing)
         if self._judged is None:

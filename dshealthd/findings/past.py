@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import statistics
 from array import array
@@ -232,13 +233,14 @@ class Window:
             self._began = min(now, max(self._began, kept[0]))
 
 
+@functools.cache  # which takes longer to make than a window to be added to
 def _key(
-    kind: Measure, name: str, seconds: float, labels: Mapping[str, str | Collection[str]]
+    kind: Measure, name: str, seconds: float, *labels: tuple[str, str | Collection[str]]
 ) -> str:
     """Return the key of a window in the state file: what a rule asks for."""
     wanted = ",".join(
         f"{key}={value if isinstance(value, str) else '|'.join(sorted(value))}"
-        for key, value in sorted(labels.items())
+        for key, value in sorted(labels)
     )
     return f"{kind} {name} {seconds:g} {wanted}"
 
@@ -249,14 +251,16 @@ class Past:
     def __init__(self) -> None:
         """Start empty."""
         self._windows: dict[str, Window] = {}
-        self._found: dict[tuple[object, ...], Window] = {}
-        """The same by what a rule writes: to make the key takes longer than to add to the
-        window."""
-        self._names: set[str] = set()
 
-    def has(self, name: str) -> bool:
-        """Return whether there is a window of the metric of this name."""
-        return name in self._names
+    def has(
+        self,
+        kind: Measure,
+        name: str,
+        seconds: float,
+        labels: Mapping[str, str | Collection[str]],
+    ) -> bool:
+        """Return whether there is the window of a query."""
+        return _key(kind, name, seconds, *labels.items()) in self._windows
 
     def window(
         self,
@@ -268,12 +272,10 @@ class Past:
         from_zero: bool = False,
     ) -> Window:
         """Return the window of a query; the first call makes it."""
-        query = (kind, name, seconds, *labels.items())
-        window = self._found.get(query)
+        key = _key(kind, name, seconds, *labels.items())
+        window = self._windows.get(key)
         if window is None:
-            key = _key(kind, name, seconds, labels)
-            window = self._found[query] = self._windows.setdefault(key, Window(kind, seconds))
-            self._names.add(name)
+            window = self._windows[key] = Window(kind, seconds)
         window.from_zero = from_zero
         return window
 
@@ -298,13 +300,12 @@ class Past:
 
         Raise SchemaError if it is not that, and keep nothing of it.
         """
-        windows, names = {}, set()
+        windows = {}
         with schema.reading("the past"):
             for key, rows in document.items():
-                kind, name, seconds, *_ = key.split(" ")
+                kind, _, seconds, *_ = key.split(" ")
                 if booted and float(seconds) < DAY:
                     continue
                 windows[key] = Window(Measure(kind), float(seconds))
                 windows[key].restore(rows, clock, now, key)
-                names.add(name)
-        self._windows, self._found, self._names = windows, {}, names
+        self._windows = windows

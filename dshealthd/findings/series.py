@@ -200,7 +200,7 @@ class Series:
             return iter(())
         samples = self._with(name, labels)
         # Nine in ten queries on a healthy node. From 0 it counts how long the counter was absent.
-        if not samples and not from_zero and not self._past.has(name):
+        if not samples and not from_zero and not self._past.has(kind, name, seconds, labels):
             return iter(())
         window = self._past.window(kind, name, seconds, labels, from_zero=from_zero)
         window.within = within

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings import launches
@@ -17,7 +17,7 @@ from dshealthd.findings.settings import ranks_named
 from dshealthd.jobs.own_work import LOSS, SCALES, NodeRanks, RankFigures, slow_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from dshealthd.findings.series import Series
 
@@ -188,7 +188,12 @@ def ranks(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def of_job(series: Series, job: str) -> Iterator[NodeRanks]:
-    """Yield the own work of a job's ranks as this node exports it, by time and role."""
+    """Yield the own work of a job's ranks as this node exports it, by time and role; ranks differ
+    at least as much as in the last hour.
+    """
+    names, variance = ("training_job", "role", "over", "of"), "job_node_work_variance"
+    now = keyed(series(variance), *names)
+    lately = keyed(series.mean(variance, HOUR), *names)
     for over_time, (labels, step) in product(
         SCALES, series("job_node_step_seconds", training_job=job)
     ):
@@ -199,16 +204,10 @@ def of_job(series: Series, job: str) -> Iterator[NodeRanks]:
         slow = series.value("job_node_work_seconds", of="slow", **of)
         usual = series.value("job_node_work_seconds", of="usual", **of)
         if number and rank is not None and slow and usual and step:
-            variances = (_variance(series, {**of, "of": kind}) for kind in ("between", "within"))
+            keys = [(job, labels["role"], over_time, kind) for kind in ("between", "within")]
+            variances = (max(now.get(key, 0.0), lately.get(key, 0.0)) for key in keys)
             figures = RankFigures(int(rank), slow, usual, *variances)
             yield NodeRanks("", labels["role"], over_time, int(number), step, figures)
-
-
-def _variance(series: Series, labels: Mapping[str, Any]) -> float:
-    """Return by how much a node's ranks differ, at least as much as in the last hour."""
-    name = "job_node_work_variance"
-    now = series.value(name, **labels) or 0.0
-    return max(now, *(value for _, value in series.mean(name, HOUR, **labels)), 0.0)
 
 
 RULES = (starved, inputs, steps, ranks)

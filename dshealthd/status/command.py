@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import documents
 from dshealthd.core.text import nodes_to_exclude, print_lines, printable
@@ -18,7 +18,7 @@ from dshealthd.status.jobs import job_lines, parts_of, ranks, whole
 from dshealthd.status.paint import EXIT, Paint, colored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from dshealthd.config.config import Config  # noqa: TC004 - nothing evaluates this type
     from dshealthd.status.query import AgentAnswer
@@ -46,14 +46,14 @@ def history(asked: AgentQuery, seconds: float) -> int:
 
     0 all agents answered, 3 one did not.
     """
-
-    def write(answers: Sequence[AgentAnswer]) -> str:
-        if asked.as_json:
-            return documents.dumps(past.report(answers, seconds))
+    if (answers := _answers(asked, Client.history)) is None:
+        return EXIT[State.UNKNOWN]
+    if asked.as_json:
+        print(documents.dumps(past.report(answers, seconds)))
+    else:
         paint = Paint(color=colored())
-        return "\n\n".join("\n".join(past.node(each, seconds, paint)) for each in answers)
-
-    return _of_records(asked, write)
+        print("\n\n".join("\n".join(past.node(each, seconds, paint)) for each in answers))
+    return _of_all(answers)
 
 
 def exclude(asked: AgentQuery, job: str) -> int:
@@ -61,62 +61,63 @@ def exclude(asked: AgentQuery, job: str) -> int:
     fault of their own has struck it. Return the exit status: 0 all agents answered, 3 one did not,
     or nothing is known of that job.
     """
-    known = True
-
-    def write(answers: Sequence[AgentAnswer]) -> str:
-        for answer in answers:
-            if answer.problem:
-                print_lines(f"{answer.name}: {answer.problem}", error=True)
-        nonlocal known
-        attempts = [one for found in of_runs.runs(answers, job).values() for one in found]
-        jobs = {job, *(one["job"] for one in attempts)}
-        entries = (entry for each in answers for entry in each.document.get("entries", ()))
-        if not (known := bool(attempts) or any(entry.job in jobs for entry in entries)):
-            print_lines(f"nothing is known of {printable(job)}", error=True)
-        blamed = {
-            each.name: None if each.problem else past.faults_of_jobs(each, jobs) for each in answers
-        }
-        nodes = [name for name, found in blamed.items() if found]
-        if asked.as_json:
-            told = {"job": job, "nodes": blamed, "exclude": nodes_to_exclude(nodes)}
-            return documents.dumps({"schema": SCHEMA, **told})
-        return ",".join(map(printable, nodes))
-
-    code = _of_records(asked, write)
-    return code if known else EXIT[State.UNKNOWN]
+    if (answers := _answers(asked, Client.history)) is None:
+        return EXIT[State.UNKNOWN]
+    _print_problems(answers)
+    attempts = [one for found in of_runs.runs(answers, job).values() for one in found]
+    jobs = {job, *(one["job"] for one in attempts)}
+    entries = (entry for each in answers for entry in each.document.get("entries", ()))
+    if not (known := bool(attempts) or any(entry.job in jobs for entry in entries)):
+        print_lines(f"nothing is known of {printable(job)}", error=True)
+    blamed = {
+        each.name: None if each.problem else past.faults_of_jobs(each, jobs) for each in answers
+    }
+    nodes = [name for name, found in blamed.items() if found]
+    if asked.as_json:
+        told = {"job": job, "nodes": blamed, "exclude": nodes_to_exclude(nodes)}
+        print(documents.dumps({"schema": SCHEMA, **told}))
+    else:
+        print(",".join(map(printable, nodes)))
+    return _of_all(answers) if known else EXIT[State.UNKNOWN]
 
 
 def runs(asked: AgentQuery, job: str = "") -> int:
     """Print the attempts of all trainings of those nodes, or the report of one job or run. Return
     the exit status: 0 all agents answered, 3 one did not, or nothing is known of that job.
     """
-    known = True
-
-    def write(answers: Sequence[AgentAnswer]) -> str:
-        nonlocal known
-        if asked.as_json:
-            return documents.dumps(of_runs.document(answers, job))
-        for answer in answers:
-            if answer.problem:
-                print_lines(f"{answer.name}: {answer.problem}", error=True)
-        now = max((answer.document.get("time", 0.0) for answer in answers), default=0.0)
-        form = of_runs.report if job else of_runs.history
-        found = of_runs.runs(answers, job)
-        known = bool(found) or not job
-        shown = ["\n".join(form(run, attempts, now)) for run, attempts in found.items()]
-        return "\n\n".join(shown) or f"no attempt {f'of {printable(job)} ' * bool(job)}is known"
-
-    code = _of_records(asked, write)
-    return code if known else EXIT[State.UNKNOWN]
+    if (answers := _answers(asked, Client.history)) is None:
+        return EXIT[State.UNKNOWN]
+    if asked.as_json:
+        print(documents.dumps(of_runs.document(answers, job)))
+        return _of_all(answers)
+    _print_problems(answers)
+    now = max((answer.document.get("time", 0.0) for answer in answers), default=0.0)
+    form = of_runs.report if job else of_runs.history
+    found = of_runs.runs(answers, job)
+    shown = ["\n".join(form(run, attempts, now)) for run, attempts in found.items()]
+    print("\n\n".join(shown) or f"no attempt {f'of {printable(job)} ' * bool(job)}is known")
+    return _of_all(answers) if found or not job else EXIT[State.UNKNOWN]
 
 
-def _of_records(asked: AgentQuery, write: Callable[[Sequence[AgentAnswer]], str]) -> int:
+def _answers(
+    asked: AgentQuery, get: Callable[[Client], Mapping[str, Any]]
+) -> list[AgentAnswer] | None:
+    """Return what the agents answer; None, and say why, if it is unknown which to query."""
     try:
-        answers = query.query_agents(_clients(asked), Client.history)
+        return query.query_agents(_clients(asked), get)
     except (Unreachable, ValueError, ArithmeticError, OSError) as error:
         print_lines(f"dshealthd: {printable(str(error))}", error=True)
-        return EXIT[State.UNKNOWN]
-    print(write(answers))
+        return None
+
+
+def _print_problems(answers: Sequence[AgentAnswer]) -> None:
+    for answer in answers:
+        if answer.problem:
+            print_lines(f"{answer.name}: {answer.problem}", error=True)
+
+
+def _of_all(answers: Sequence[AgentAnswer]) -> int:
+    """Return the exit status of a command that takes the answer of each agent."""
     return EXIT[State.UNKNOWN if any(answer.problem for answer in answers) else State.OK]
 
 
@@ -125,16 +126,15 @@ def status(asked: AgentQuery) -> int:
 
     The worst node decides: 0 ok, 1 warning, 2 critical, 3 unknown.
     """
-
-    def write(answers: Sequence[AgentAnswer]) -> Iterator[str]:
+    if (answers := _answers(asked, Client.status)) is None:
+        return EXIT[State.UNKNOWN]
+    if asked.as_json:
+        print(documents.dumps(query.report(answers)))
+    else:
         paint = Paint(color=colored())
         ranked = sorted(answers, key=lambda answer: -ORDER.index(answer.state))
-        for number, answer in enumerate(ranked):
-            if number:
-                yield ""
-            yield from text.node(answer, paint)
-
-    return _run(asked, write, query.worst)
+        print("\n\n".join("\n".join(text.node(answer, paint)) for answer in ranked))
+    return EXIT[query.worst(answers)]
 
 
 def jobs(asked: AgentQuery) -> int:
@@ -142,23 +142,27 @@ def jobs(asked: AgentQuery) -> int:
 
     0 no job is hung, 2 one is, 3 an agent did not answer, has just started or left a job out.
     """
+    if (answers := _answers(asked, Client.status)) is None:
+        return EXIT[State.UNKNOWN]
+    shown = documents.dumps(query.report(answers)) if asked.as_json else "\n".join(_jobs(answers))
+    print(shown)
+    return EXIT[_of_jobs(answers)]
 
-    def write(answers: Sequence[AgentAnswer]) -> Iterator[str]:
-        paint = Paint(color=colored())
-        names = {job["job"] for answer in answers for job in answer.document.get("jobs", ())}
-        for answer in answers:
-            if why := answer.problem or answer.starting:
-                yield f"{printable(answer.name)}  {printable(why)}"
-            for line in text.left_out(answer):
-                yield f"{printable(answer.name)}  left out: {line}"
-        for name in sorted(names):
-            parts = parts_of(name, answers)
-            yield from job_lines(name, parts, paint)
-            yield from ranks(parts)
-        if not names and not all(answer.problem or answer.starting for answer in answers):
-            yield "no training jobs"
 
-    return _run(asked, write, _of_jobs)
+def _jobs(answers: Sequence[AgentAnswer]) -> Iterator[str]:
+    paint = Paint(color=colored())
+    names = {job["job"] for answer in answers for job in answer.document.get("jobs", ())}
+    for answer in answers:
+        if why := answer.problem or answer.starting:
+            yield f"{printable(answer.name)}  {printable(why)}"
+        for line in text.left_out(answer):
+            yield f"{printable(answer.name)}  left out: {line}"
+    for name in sorted(names):
+        parts = parts_of(name, answers)
+        yield from job_lines(name, parts, paint)
+        yield from ranks(parts)
+    if not names and not all(answer.problem or answer.starting for answer in answers):
+        yield "no training jobs"
 
 
 def _of_jobs(answers: Sequence[AgentAnswer]) -> State:
@@ -169,21 +173,6 @@ def _of_jobs(answers: Sequence[AgentAnswer]) -> State:
         answer.problem or answer.starting or answer.document.get("left_out") for answer in answers
     )
     return State.UNKNOWN if nothing else State.OK
-
-
-def _run(
-    asked: AgentQuery,
-    write: Callable[[Sequence[AgentAnswer]], Iterator[str]],
-    state: Callable[[Sequence[AgentAnswer]], State],
-) -> int:
-    try:
-        clients = _clients(asked)
-    except (Unreachable, ValueError, ArithmeticError, OSError) as error:
-        print_lines(f"dshealthd: {printable(str(error))}", error=True)
-        return EXIT[State.UNKNOWN]
-    answers = query.query_agents(clients)
-    print(documents.dumps(query.report(answers)) if asked.as_json else "\n".join(write(answers)))
-    return EXIT[state(answers)]
 
 
 def _clients(asked: AgentQuery) -> list[tuple[str, Client | str]]:

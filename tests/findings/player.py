@@ -188,7 +188,7 @@ class Scene:
                 coverage.settle(series)
                 episodes.update(_judged(series, node, wall), at, wall)
                 self.derived = tuple(series.samples(stalls.EXPORTED + idleness.EXPORTED))
-            yield at, episodes.firing(at) if own else []
+            yield at, list(episodes.firing) if own else []
 
 
 def _judged(series: WatchedSeries, node: str, wall: float) -> Iterable[Finding]:

@@ -27,6 +27,7 @@ from dshealthd.training.message import Message, Totals
 from tests.findings.test_judge import SOURCE, loaded
 from tests.findings.test_judge import Node as Judged
 from tests.findings.test_record import fault, kept
+from tests.waiting import eventually
 
 AWAY = 60.0
 GONE = 8.0
@@ -461,13 +462,13 @@ async def test_an_attempt_is_written_as_it_begins(tmp_path: Path) -> None:
     await node.judge.apply(loaded("", tmp_path))
     node.over(0.5)
     file = tmp_path / "findings.json"
-    before = await until_told(file, '"runs"')
+    await eventually(file.exists)
     job = both(trained)
-    assert job not in before
+    assert job not in file.read_text(encoding="utf-8")
     trained.check()
     node.judge.attempts.settle(trained.senders, {}, {}, node.now, node.now + 1e9)
     node.over(0.5, 0.0)
-    await until_told(file, job)
+    await eventually(lambda: job in file.read_text(encoding="utf-8"))
     await node.judge.close()
 
 
@@ -493,13 +494,3 @@ def test_what_is_usual_is_of_an_attempt(*, again: bool, found: list[str]) -> Non
         node.judge.judge()
         node.now += 60.0
     assert node.found() == found
-
-
-async def until_told(file: Path, words: str) -> str:
-    """Return the content of a file, once it has these words."""
-    for _ in range(600):
-        if file.exists() and words in (text := file.read_text(encoding="utf-8")):
-            return text
-        await asyncio.sleep(0.1)
-    message = f"{file} never told of {words}"
-    raise AssertionError(message)

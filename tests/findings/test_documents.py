@@ -25,7 +25,6 @@ from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import Verdict
 from dshealthd.findings.gpu_history import GpuHistory
 from dshealthd.findings.judgement import judge, series_of
-from dshealthd.findings.limits import Limits
 from dshealthd.findings.overview import overview
 from dshealthd.findings.series import Series
 from tests.jobs.standstills import standstills
@@ -186,22 +185,12 @@ def after_xid(past: GpuHistory, age: float, *samples: Sample) -> set[str]:
     return alerts(past, snapshot({**gpus(), "gpu": gpu, "kernel_log": log}, NOW, WALL))
 
 
-def alerts(past: GpuHistory, made: Snapshot, limits: Limits | None = None) -> set[str]:
+def alerts(past: GpuHistory, made: Snapshot) -> set[str]:
     """Return the alerts of which there are findings, after this past."""
-    series = series_of(made, (), limits or Limits())
+    series = series_of(made, ())
     past.settle(series, WALL)
     found = judge(made, series, node="node-17", name="", monotonic=NOW, wall=WALL)
     return {finding.alert for finding in found.findings}
-
-
-def test_hang_of_a_gpu_that_was_lost_once() -> None:
-    """A GPU that NVML has read again after its Xid 79 is not lost anew when NVML hangs on it: one
-    finding, the hang. Another Xid 79 counts.
-    """
-    past = GpuHistory()
-    assert after_xid(past, 3600, *READ) == set()
-    assert after_xid(past, 3600, *HANGS) == {"DshealthdNvmlBroken"}
-    assert after_xid(past, 60, *HANGS) == {"DshealthdGpuLost"}
 
 
 def test_gpu_that_was_never_read_again_stays_lost() -> None:
@@ -237,16 +226,6 @@ def test_boot_is_no_reset() -> None:
     assert errors_after(before, 9e6, uptime=90_000) == {"DshealthdGpuResetNeeded"}
     after = FORM.read({**FORM.write(before), "settled": WALL - 600})
     assert errors_after(after, 50, uptime=120) == {"DshealthdGpuResetNeeded"}
-
-
-def test_gpus_that_were_removed() -> None:
-    """A node keeps lacking the GPUs that it had, until its configuration says how many it has."""
-    for limit, expected in ((0.0, {"DshealthdGpuLost"}), (7.0, set())):
-        past = GpuHistory()
-        for count in (8, 7):
-            made = snapshot({"gpu_bus": (EXPECTED(count),)}, NOW, WALL)
-            found = alerts(past, made, Limits(gpus=limit))
-        assert found - {"DshealthdGpusUnwatched"} == expected
 
 
 def test_job_that_cannot_be_shown_costs_itself() -> None:

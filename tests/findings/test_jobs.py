@@ -12,17 +12,15 @@ import pytest
 from dshealthd.collectors.gpu import ACTIVITY, MEMORY_TOTAL, POWER, UTILIZATION
 from dshealthd.collectors.gpu import POWER_LIMIT as LIMIT
 from dshealthd.collectors.gpu_processes import RANK as GPU
-from dshealthd.collectors.job_hang import BOUND, ENDED, PHASE_SECONDS
+from dshealthd.collectors.job_hang import ENDED
 from dshealthd.collectors.kernel_log import EVENTS
 from dshealthd.collectors.memory import OOM_KILLS as OOM
 from dshealthd.collectors.software import INFO as VERSION
 from dshealthd.collectors.training import (
     FINITE_STEP,
-    HEARD,
     INPUT_SECONDS,
     MEMORY,
     NONFINITE_STEP,
-    PHASE,
     STEP,
     STEP_SECONDS,
 )
@@ -138,25 +136,6 @@ def test_a_finding_names_three_culprits() -> None:
     stopped = standstill(HangClass.PROCESS, *((rank, Culprit.STOPPED) for rank in range(8)))
     (sign,) = hangs(Series((), standstills={"run-1": stopped}), 100.0)
     assert sign.reason.count("rank") == 3
-
-
-@pytest.mark.parametrize(("seconds", "state"), [(4.0, "training"), (6.0, "paused")])
-def test_when_a_pause_is_shown(seconds: float, state: str) -> None:
-    """A marked pause of a moment is none."""
-    pause = PHASE(1, "run-1", "0", "checkpoint"), PHASE_SECONDS(seconds, "run-1", "0")
-    (job,) = overview(Series((STEP(7, "run-1", "0"), *pause)), "")
-    assert job["state"] == state
-
-
-@pytest.mark.parametrize(
-    ("bound", "age", "state"),
-    [(30, 29, "training"), (30, 31, "silent"), (200, 99, "training"), (200, 101, "silent")],
-)
-def test_when_a_job_is_silent(bound: float, age: float, state: str) -> None:
-    """Longer than in the last hours, of which its bound is the double, or half a minute."""
-    heard = HEARD(1000.0, "run-1", "0"), BOUND(bound, "run-1", "0")
-    (job,) = overview(Series((STEP(7, "run-1", "0"), *heard)), "", wall=1000.0 + age)
-    assert job["state"] == state
 
 
 @pytest.mark.parametrize(("minutes", "explains"), [(14, True), (16, False)])

@@ -109,18 +109,20 @@ def _any(*values: Any) -> tuple[Any, ...]:
 
 
 def test_a_hang_is_a_finding_as_the_detector_sees_it(node: Node) -> None:
-    """From its verdict alone, until that is over."""
+    """From its verdict alone, until that is over; it began with the last heartbeat."""
     node.standstills["run-1"] = Standstill(
         job="run-1",
         reason=HangClass.PROCESS,
         culprits=((3, Culprit.STOPPED),),
         ranks=(),
-        since=1e9,
+        since=1e9 + 400.0,
         overdue=50.0,
     )
     node.over(0.1)
     (finding,) = node.judge.verdict.findings
-    assert (finding.name, finding.training_job, finding.since) == ("JobHang", "run-1", 1e9)
+    (entry,) = json.loads(node.judge.history())["entries"]
+    assert (finding.name, finding.training_job) == ("JobHang", "run-1")
+    assert finding.since == entry["begin"] == 1e9 + 400.0
     assert (finding.reason, finding.value) == ("rank 3 is stopped (SIGSTOP)", 50.0)
     node.standstills.clear()
     node.over(0.1)
@@ -185,14 +187,15 @@ def test_node_that_was_not_judged_is_unknown(node: Node) -> None:
     ]
 
 
+def defect() -> tuple[Sample, ...]:
+    """Fail where samples are read."""
+    message = "a defect"
+    raise LookupError(message)
+
+
 def test_first_judgement_that_fails_is_no_judgement(node: Node) -> None:
     """A defect at the start leaves the node unknown, unready, and its fitness unknown."""
     node.read(0.1)
-
-    def defect() -> tuple[Sample, ...]:
-        message = "a defect"
-        raise LookupError(message)
-
     node.judge._own = defect
     with pytest.raises(LookupError, match="a defect"):
         node.judge.judge()
@@ -281,11 +284,6 @@ def test_failed_judgement_is_unknown(node: Node) -> None:
     """
     node.over(0.1)
     judged = list(node.judge.samples())[-1]
-
-    def defect() -> tuple[Sample, ...]:
-        message = "a defect"
-        raise LookupError(message)
-
     node.judge._own = defect
     with pytest.raises(LookupError, match="a defect"):
         node.judge.judge()

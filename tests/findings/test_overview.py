@@ -54,9 +54,29 @@ def test_only_what_trains_has_a_pace(state: str, pace: float | None) -> None:
     assert merge_job([JobPart(state, "input", steps_per_minute=60.0)]).steps_per_minute == pace
 
 
-@pytest.mark.parametrize(("parts", "state"), TOGETHER)
+WORST = (
+    ("no heartbeats", "training"),
+    ("training", "stalled"),
+    ("stalled", "failed"),
+    ("failed", "hung"),
+    ("no heartbeats", "of a later release"),
+)
+"""States of a job on two nodes, of which the second is that of the job."""
+ALONE = (
+    # Some were just heard, or may be at work unseen: of these the rules say nothing.
+    ((Part("hung", "input"), Part("silent")), "stalled"),
+    ((Part("silent"), Part("training")), "training"),
+    ((Part("silent"), Part("silent")), "silent"),
+    ((Part("stalled", "idle"), Part("no heartbeats")), "no heartbeats"),
+    *(((Part(better), Part(worse)), worse) for better, worse in WORST),
+)
+
+
+@pytest.mark.parametrize(("parts", "state"), [*TOGETHER, *ALONE])
 def test_nodes_together_know_better(parts: tuple[Part, Part], state: str) -> None:
-    """What all nodes show of a job may say more than the worst of it does."""
+    """What all nodes show of a job may say more than the worst of it does, which it is otherwise;
+    which node comes first decides nothing.
+    """
     whole = [
         JobPart(*one[:2], ranks=one.ranks, world_size=WORLD, step=one.step, step_highest=one.step)
         for one in parts

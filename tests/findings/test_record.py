@@ -20,8 +20,6 @@ from dshealthd.findings.entry import Entry
 from dshealthd.findings.past import DAY
 from dshealthd.findings.record import NodeRecord
 from dshealthd.findings.series import Series
-from dshealthd.jobs.hangs.classes import Culprit, HangClass
-from dshealthd.jobs.hangs.judge import Standstill
 from tests.findings.test_judge import Node, loaded
 
 AGAIN = 3600.0
@@ -277,19 +275,7 @@ def test_the_record_is_bounded(tmp_path: Path) -> None:
     '{"version": 2}',
     b"\xff\xfe",
     "[" * 100_000,
-    json.dumps({"version": 1, "began": None, "boot": "", "driver": "", "days": {}}),
-    json.dumps(
-        {
-            "version": 1,
-            "began": 1,
-            "boot": "",
-            "driver": "",
-            "time": 1,
-            "days": [[1, [1e9, 0]]],
-            "hours": [],
-            "entries": [],
-        }
-    ),
+    '{"' + "x" * 3 * MAX_BYTES,  # no more is read than twice what is written
 ])  # fmt: skip
 def test_a_corrupt_file_is_set_aside(tmp_path: Path, content: str | bytes) -> None:
     """The record begins anew and says so; what was there is kept beside it."""
@@ -306,7 +292,14 @@ def test_a_corrupt_file_is_set_aside(tmp_path: Path, content: str | bytes) -> No
     assert json.loads((tmp_path / FILE).read_text("utf-8"))["entries"][0]["what"] == "GpuLost"
 
 
+BAD_HOURS: list[Any] = [{}, [["x", 1]], [[5, "a"]], [[5, -1]], [[5, 1e9]], None]
+
+
 @pytest.mark.parametrize("changes", [
+    *({"hours": hours} for hours in BAD_HOURS),
+    {"days": {}},
+    {"days": [[1, [1e9, 0]]]},
+    {"version": 2},
     {"begin": -1.0},
     {"end": None},
     {"times": 0},
@@ -315,17 +308,13 @@ def test_a_corrupt_file_is_set_aside(tmp_path: Path, content: str | bytes) -> No
     {"says": "x" * 201},
     {"kind": 1},
 ])  # fmt: skip
-def test_an_entry_of_another_shape_is_corrupt(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """All of a file counts, or nothing."""
+def test_a_file_that_no_release_writes(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """All of a file counts, or nothing, if it or an entry of it has another shape."""
     kept(tmp_path, fault(NOW))
     content = json.loads((tmp_path / FILE).read_text("utf-8"))
-    content["entries"][0] |= changes
-    assert "begins anew" in document(after(tmp_path, json.dumps(content)))["problem"]
-
-
-def test_a_file_too_large_is_corrupt(tmp_path: Path) -> None:
-    """No more is read than twice what is written."""
-    assert "begins anew" in document(after(tmp_path, '{"' + "x" * 3 * MAX_BYTES))["problem"]
+    assert after(tmp_path, json.dumps(content)).problem == ""
+    (content if changes.keys() <= content.keys() else content["entries"][0]).update(changes)
+    assert "begins anew" in after(tmp_path, json.dumps(content)).problem
 
 
 def test_a_file_that_cannot_be_read_is_not_written_over(tmp_path: Path) -> None:
@@ -470,17 +459,6 @@ def test_the_last_hours_are_known_only_where_somebody_watched(tmp_path: Path) ->
     assert again.hours([], NOW + DAY) == " " * 24
 
 
-@pytest.mark.parametrize("hours", [{}, [["x", 1]], [[5, "a"]], [[5, -1]], [[5, 1e9]], None])
-def test_hours_that_no_release_writes(tmp_path: Path, hours: Any) -> None:
-    """The record begins anew and says so, as for every other part."""
-    asyncio.run(saved(kept(tmp_path, fault(NOW - DAY / 2))))
-    whole = json.loads((tmp_path / FILE).read_text())
-    assert after(tmp_path, json.dumps(whole)).problem == ""
-    assert "begins anew" in after(tmp_path, json.dumps(whole | {"hours": hours})).problem
-    del whole["hours"]
-    assert "begins anew" in after(tmp_path, json.dumps(whole)).problem
-
-
 def test_hours_and_a_clock_that_jumps_a_year() -> None:
     """No hour that a wrong clock made counts as watched once it is right again, and as many are
     kept as two days have.
@@ -503,20 +481,3 @@ def test_what_comes_back_for_another_reason_is_another_entry() -> None:
     made.add(fault(NOW - 200, reason=short, **texts))
     shown = [(one["reason"], one["times"]) for one in document(made)["entries"]]
     assert shown == [(short, 2), (killed, 1)]
-
-
-def test_a_finding_began_when_its_source_says() -> None:
-    """The history and the page date a hang alike: by the last heartbeat."""
-    node = Node()
-    node.standstills["run-1"] = Standstill(
-        job="run-1",
-        reason=HangClass.PROCESS,
-        culprits=((3, Culprit.STOPPED),),
-        ranks=(),
-        since=1e9 + 400.0,
-        overdue=50.0,
-    )
-    node.over(0.1)
-    (finding,) = node.judge.verdict.findings
-    (entry,) = json.loads(node.judge.history())["entries"]
-    assert entry["begin"] == finding.since == 1e9 + 400.0

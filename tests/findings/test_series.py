@@ -5,9 +5,17 @@ from __future__ import annotations
 import json
 import weakref
 
+from dshealthd.collectors.training import (
+    NODE_RANKS,
+    NODE_STEP_SECONDS,
+    NODE_VARIANCE,
+    NODE_WORK_SECONDS,
+    SLOWEST,
+)
 from dshealthd.core.collector import gauge
 from dshealthd.findings.past import Past
 from dshealthd.findings.series import Point, Series, some
+from dshealthd.findings.slowness import ranks
 
 STEP = gauge("dshealthd_test_step", "For tests.", "job", "rank")
 KEPT = gauge("dshealthd_test_kept", "For tests.", "gpu")
@@ -59,6 +67,18 @@ def test_what_there_never_was_has_no_past() -> None:
             == [({"gpu": "3"}, 7.0)][: name == "test_kept"]
         )
     assert len(past.document(0.0)) == 1
+
+
+def test_a_job_leaves_no_window_behind() -> None:
+    """Rules look back at all jobs in one window: an agent that runs for months sees thousands."""
+    past = Past()
+    for number in range(100):
+        job = f"run-{number}", "data"
+        figures = [NODE_VARIANCE(0.1, *job, "30s", of) for of in ("between", "within")]
+        figures += [NODE_WORK_SECONDS(1.0, *job, "30s", of) for of in ("slow", "usual")]
+        figures += [NODE_STEP_SECONDS(2.0, *job), NODE_RANKS(8.0, *job), SLOWEST(3.0, *job)]
+        list(ranks(Series(figures, past=past, now=float(number)), 0.0))
+    assert len(past.document(100.0)) == 1
 
 
 def test_some() -> None:

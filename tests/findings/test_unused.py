@@ -6,14 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.agents import RunningAgent
+from tests.waiting import until
 from tests.web.node import node
 
 JOB = f"{os.getpid()}"
@@ -24,19 +23,10 @@ LIMITS = "".join(
 LIMITS += '[findings.limits]\nunused_seconds = "5s"\n'
 
 
-def until(agent: RunningAgent, condition: Callable[[Any], object]) -> Any:
-    """Return the first status for which the condition holds."""
-    end = time.monotonic() + 120
-    while not condition(status := agent.status()):
-        assert time.monotonic() < end, (status["findings"], status["watched"])
-        time.sleep(0.5)
-    return status
-
-
-def told(status: Any) -> list[str]:
-    """Return which jobs hold GPUs unused, by its findings."""
-    alert = "DshealthdGpusUnused"
-    return [one["part"] for one in status["findings"] if one["alert"] == alert]
+def told(agent: RunningAgent) -> dict[str, Any]:
+    """Return what an agent finds of jobs that hold GPUs unused, by job."""
+    findings = agent.status()["findings"]
+    return {one["part"]: one for one in findings if one["alert"] == "DshealthdGpusUnused"}
 
 
 def test_a_batch_job_that_sleeps_until_it_computes(tmp_path: Path) -> None:
@@ -48,14 +38,14 @@ def test_a_batch_job_that_sleeps_until_it_computes(tmp_path: Path) -> None:
             command, env=HELD, stdin=subprocess.DEVNULL, start_new_session=True
         ) as process:
             try:
-                status = until(agent, lambda status: job in told(status))
-                (found,) = [one for one in status["findings"] if one["part"] == job]
+                until(lambda: job in told(agent), agent.status)
+                found = told(agent)[job]
                 assert f"{job} holds 2 GPUs on " in found["detail"]
                 assert "has no process on any of them" in found["detail"]
                 assert (found["severity"], found["training_job"]) == ("warning", job)
                 made.nvml.set(0, "processes", f"{process.pid}:1000000")
                 made.train(0)
-                until(agent, lambda status: job not in told(status))
+                until(lambda: job not in told(agent), agent.status)
             finally:
                 process.kill()
 
@@ -85,13 +75,11 @@ def test_a_session_with_a_terminal(tmp_path: Path) -> None:
         ) as batch,
     ):
         try:
-            status = until(agent, lambda status: f"slurm-{JOB}0" in told(status))
-            jobs = {
-                (sample["labels"]["training_job"], sample["labels"]["terminal"])
-                for sample in status["metrics"]["dshealthd_job_held_gpus"]["samples"]
-            }
+            until(lambda: f"slurm-{JOB}0" in told(agent), agent.status)
+            held = agent.scrape().series["dshealthd_job_held_gpus"]
+            jobs = {(labels["training_job"], labels["terminal"]) for labels in map(dict, held)}
             assert {(f"slurm-{JOB}", "true"), (f"slurm-{JOB}0", "false")} <= jobs
-            assert f"slurm-{JOB}" not in told(status)
+            assert f"slurm-{JOB}" not in told(agent)
         finally:
             session.kill()
             batch.kill()

@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from tests.waiting import until
 from tests.web.accessible import SPECIFICATION, violations
 from tests.web.browser import CHROMIUM, PHONE, Visit, chromium
 
+Open = Callable[..., Page]
+"""Opens the fleet page, by default with the agent's own answer."""
 NODES = ("127.0.0.51", "127.0.0.52", "127.0.0.53")
 # Other tests train on this machine meanwhile, and no round runs beside ranks.
 CONFIG = """
@@ -81,6 +83,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """A Chromium for all tests."""
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium on this machine")
     with chromium() as started:
         yield started
 
@@ -104,13 +108,23 @@ def job(name: str, **given: Any) -> dict[str, Any]:
     return {**known, "step_highest": 7, **unknown, **given}
 
 
-def opened(browser: Browser, agent: RunningAgent, answer: dict[str, Any] | None = None) -> Page:
-    """Open the fleet page of an agent, with an answer in the place of its own."""
-    page = browser.new_page()
-    if answer is not None:
-        page.route("**/api/v1/fleet", lambda route: route.fulfill(json=answer))
-    page.goto(f"http://127.0.0.1:{agent.port}/fleet")
-    return page
+@pytest.fixture
+def opened(browser: Browser, alone: RunningAgent) -> Iterator[Open]:
+    """Return a function that opens the fleet page of an agent, with an answer in the place of its
+    own.
+    """
+    pages = []
+
+    def page_of(answer: dict[str, Any] | None = None) -> Page:
+        pages.append(page := browser.new_page())
+        if answer is not None:
+            page.route("**/api/v1/fleet", lambda route: route.fulfill(json=answer))
+        page.goto(f"http://127.0.0.1:{alone.port}/fleet")
+        return page
+
+    yield page_of
+    for page in pages:
+        page.close()
 
 
 def test_members_are_asked(tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -176,8 +190,7 @@ def test_off_without_probes(alone: RunningAgent) -> None:
         assert b"no probes are configured" in answer.read()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-def test_old_answers_are_gray(browser: Browser, alone: RunningAgent) -> None:
+def test_old_answers_are_gray(opened: Open) -> None:
     """A page that shows old answers is not green: it says how old they are, and neither a fault nor
     a job's pace is shown as the present one.
     """
@@ -189,7 +202,7 @@ def test_old_answers_are_gray(browser: Browser, alone: RunningAgent) -> None:
         jobs=[job("bert", state="out of date", loss="unknown", step=None, step_highest=None)],
         left_out=[{"part": "n1, job gpt", "reason": "ValueError: odd"}],
     )
-    page = opened(browser, alone, answer)
+    page = opened(answer)
     page.wait_for_selector(".verdict.quiet")
     assert "1 not asked lately" in page.inner_text(".verdict")
     left_out = page.inner_text("section[aria-label='Left out']")
@@ -201,22 +214,18 @@ def test_old_answers_are_gray(browser: Browser, alone: RunningAgent) -> None:
     row = page.inner_text("section[aria-label='Jobs'] tbody tr")
     assert "out of date" in row
     assert page.locator("tbody .good, tbody .bad").count() == 0
-    page.close()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-def test_fleet_that_is_well(browser: Browser, alone: RunningAgent) -> None:
+def test_fleet_that_is_well(opened: Open) -> None:
     """It is said once, and nothing was left out."""
     nodes = [{"name": "n1", "leaf": "", "state": "ok", "time": time.time()}]
-    page = opened(browser, alone, document(states={"ok": 1}, nodes=nodes, left_out=[]))
+    page = opened(document(states={"ok": 1}, nodes=nodes, left_out=[]))
     page.wait_for_selector(".verdict.good")
     assert page.inner_text(".verdict h2").endswith("All nodes healthy")
     assert page.locator("section[aria-label='Left out']").count() == 0
-    page.close()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-def test_a_failed_job_is_as_bad_as_on_its_nodes_page(browser: Browser, alone: RunningAgent) -> None:
+def test_a_failed_job_is_as_bad_as_on_its_nodes_page(opened: Open) -> None:
     """A job that has failed is no grayer than one that has only stalled."""
     levels = {
         "failed": "bad",
@@ -238,7 +247,7 @@ def test_a_failed_job_is_as_bad_as_on_its_nodes_page(browser: Browser, alone: Ru
             job(state, state=state, pause=state == "paused" and "checkpoint") for state in levels
         ],
     )
-    page = opened(browser, alone, answer)
+    page = opened(answer)
     page.wait_for_selector("tbody tr")
     for state, level in levels.items():
         row = page.locator("tbody tr", has=page.locator("th", has_text=state))
@@ -247,11 +256,9 @@ def test_a_failed_job_is_as_bad_as_on_its_nodes_page(browser: Browser, alone: Ru
     assert paused.locator("td").first.inner_text() == "checkpoint"
     said = page.locator(".verdict li div").all_inner_texts()
     assert said == ["unreachable: refused", "unreachable: no route"]
-    page.close()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-def test_the_last_24_hours_of_each_node(browser: Browser, alone: RunningAgent) -> None:
+def test_the_last_24_hours_of_each_node(opened: Open) -> None:
     """Each node has a strip: a bar for an hour, as high as it was bad, and in words. What is not
     watched is no bar, and a node that sends none, or nonsense, is not shown as healthy.
     """
@@ -261,7 +268,7 @@ def test_the_last_24_hours_of_each_node(browser: Browser, alone: RunningAgent) -
         | ({"hours": text} if text else {})
         for name, text in hours.items()
     ]
-    page = opened(browser, alone, document(states={"ok": 4}, nodes=nodes))
+    page = opened(document(states={"ok": 4}, nodes=nodes))
     strips = page.locator("section[aria-label='Last 24 hours'] .days")
     strips.first.wait_for()
     assert strips.count() == 3
@@ -279,37 +286,31 @@ def test_the_last_24_hours_of_each_node(browser: Browser, alone: RunningAgent) -
     )
     assert heights[0] > heights[1] > heights[2] == 0
     assert SPECIFICATION is None or violations(page) == []
-    page.close()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-def test_the_last_24_hours_of_many_nodes(browser: Browser, alone: RunningAgent) -> None:
+def test_the_last_24_hours_of_many_nodes(opened: Open) -> None:
     """Of more nodes than have names, those with a finding are drawn, once somebody opens them."""
     nodes = [
         {"name": f"n{at}", "leaf": "", "state": "ok", "hours": "." * 23 + ("C" if at < 2 else ".")}
         for at in range(300)
     ]
-    page = opened(browser, alone, document(states={"ok": 300}, nodes=nodes))
+    page = opened(document(states={"ok": 300}, nodes=nodes))
     page.locator("#hours summary").wait_for()
     assert page.locator(".hours li").count() == 0
     page.route("**/api/v1/fleet", lambda _route: None)  # they do not wait for another answer
     page.click("#hours summary")
     page.locator(".hours li").first.wait_for(timeout=5000)  # the page gives up after 8 s
     assert page.locator(".hours li").count() == 2
-    page.close()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-def test_the_page_without_probes(browser: Browser, alone: RunningAgent) -> None:
+def test_the_page_without_probes(opened: Open) -> None:
     """The page opens, and says why there is nothing on it."""
-    page = opened(browser, alone)
+    page = opened()
     page.wait_for_selector("#banner", state="visible")
     assert "no probes are configured" in page.inner_text("#banner")
-    page.close()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-def test_a_large_fleet_is_shown_by_leaf(browser: Browser, alone: RunningAgent) -> None:
+def test_a_large_fleet_is_shown_by_leaf(opened: Open) -> None:
     """Of 10,000 members, those in trouble are named and each leaf is one square, as bad as its
     worst node; what is left out is counted.
     """
@@ -322,7 +323,7 @@ def test_a_large_fleet_is_shown_by_leaf(browser: Browser, alone: RunningAgent) -
         nodes=[sick | {"problems": 1}],
         jobs_left_out=7,
     )
-    page = opened(browser, alone, answer)
+    page = opened(answer)
     page.wait_for_selector(".verdict.bad")
     assert "61 critical of 10000 nodes" in page.inner_text(".verdict")
     assert "and 11 more" in page.inner_text(".verdict")
@@ -333,11 +334,9 @@ def test_a_large_fleet_is_shown_by_leaf(browser: Browser, alone: RunningAgent) -
     strips = page.inner_text("section[aria-label='Last 24 hours']")
     assert "not known of 1 node" in strips  # and not of those that are well
     assert "of 0 nodes with findings now" in strips
-    page.close()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-def test_jobs_of_nodes_that_are_silent_are_not_known(browser: Browser, alone: RunningAgent) -> None:
+def test_jobs_of_nodes_that_are_silent_are_not_known(opened: Open) -> None:
     """That no job is known is not that there is none."""
     well: dict[str, Any] = {"name": "n1", "leaf": "", "state": "ok", "time": time.time()}
     gone: dict[str, Any] = {"name": "n2", "leaf": "", "state": "unreachable", "problem": "refused"}
@@ -347,18 +346,16 @@ def test_jobs_of_nodes_that_are_silent_are_not_known(browser: Browser, alone: Ru
         ([gone], ["not known of 1 node"]),
     ):
         states = Counter(node["state"] for node in nodes)
-        page = opened(browser, alone, document(states=states, nodes=nodes))
+        page = opened(document(states=states, nodes=nodes))
         page.wait_for_selector("section[aria-label='Jobs']")
         assert page.locator("section[aria-label='Jobs'] p").all_inner_texts() == said
-        page.close()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-def test_a_member_that_is_an_address(browser: Browser, alone: RunningAgent) -> None:
+def test_a_member_that_is_an_address(opened: Open, alone: RunningAgent) -> None:
     """Its link leads there, also by IPv6; behind a proxy with a path there is none."""
     nodes = [{"name": name, "leaf": "", "state": "ok"} for name in ("fd00::7", "10.0.0.7")]
     answer = document(states={"ok": 2}, nodes=nodes)
-    page = opened(browser, alone, answer)
+    page = opened(answer)
     page.wait_for_selector(".squares a")
     hosts = page.eval_on_selector_all(".squares a", "all => all.map((one) => one.hostname)")
     assert hosts == ["[fd00::7]", "10.0.0.7"]
@@ -371,24 +368,20 @@ def test_a_member_that_is_an_address(browser: Browser, alone: RunningAgent) -> N
     page.wait_for_selector(".squares a")
     assert page.locator(".squares a[href]").count() == 0
     assert page.get_attribute("footer a", "href") == "./"
-    page.close()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-def test_a_tab_of_a_fleet_that_is_lost(browser: Browser, alone: RunningAgent) -> None:
+def test_a_tab_of_a_fleet_that_is_lost(opened: Open) -> None:
     """Its title is not that of a fleet that is well."""
     nodes = [{"name": "n1", "leaf": "", "state": "ok", "time": time.time()}]
-    page = opened(browser, alone, document(states={"ok": 1}, nodes=nodes))
+    page = opened(document(states={"ok": 1}, nodes=nodes))
     page.wait_for_selector(".verdict.good")
     page.route("**/api/v1/fleet", lambda route: route.abort())
     page.evaluate("() => { const now = Date.now; Date.now = () => now() + 60000; }")
     page.wait_for_selector("#banner", state="visible")
     assert page.title().startswith("✖")
     assert "not answering" in page.inner_text("header")
-    page.close()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 def test_long_names_fit_a_phone(browser: Browser, alone: RunningAgent) -> None:
     """Of nodes, leaves, jobs and suspects, without a place to break them."""
     name = "x" * 120
@@ -414,8 +407,7 @@ def test_long_names_fit_a_phone(browser: Browser, alone: RunningAgent) -> None:
     visit.page.close()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-def test_the_focus_stays_on_its_node(browser: Browser, alone: RunningAgent) -> None:
+def test_the_focus_stays_on_its_node(opened: Open) -> None:
     """Whoever is about to open a node does not open another one that has just fallen ill."""
 
     def answer(*ill: str) -> dict[str, Any]:
@@ -425,11 +417,10 @@ def test_the_focus_stays_on_its_node(browser: Browser, alone: RunningAgent) -> N
         ]
         return document(states=Counter(node["state"] for node in nodes), nodes=nodes)
 
-    page = opened(browser, alone, answer("n2"))
+    page = opened(answer("n2"))
     page.wait_for_selector(".verdict li a")
     page.focus(".verdict li a")
     page.unroute("**/api/v1/fleet")
     page.route("**/api/v1/fleet", lambda route: route.fulfill(json=answer("n1", "n2")))
     page.wait_for_selector(".verdict li a:has-text('n1')")
     assert page.evaluate("document.activeElement.textContent") == "n2"
-    page.close()

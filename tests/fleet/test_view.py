@@ -17,7 +17,6 @@ from dshealthd.fleet.view import Fleet, period
 from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.protocol import PeerError
-from tests.job_states import TOGETHER, Part
 from tests.status_documents import NOT_JSON
 
 WELL: dict[str, Any] = {
@@ -405,51 +404,21 @@ async def test_jobs_across_nodes() -> None:
     assert (second["job"], second["loss"]) == ("other", "not finite")
 
 
-@pytest.mark.parametrize("states", [
-    ("no heartbeats", "training"),
-    ("training", "stalled"),
-    ("stalled", "failed"),
-    ("failed", "hung"),
-    ("no heartbeats", "of a later release"),
+@pytest.mark.parametrize(("cause", "shown"), [
+    ("waiting", ("paused", [], "checkpoint")),
+    ("process", ("hung", [9], None)),
 ])  # fmt: skip
-def test_a_job_is_as_bad_as_on_its_worst_node(states: tuple[str, str]) -> None:
-    """Which node answers first decides nothing."""
-    for order in (states, states[::-1]):
-        told = [(state, WELL | {"jobs": (PART | {"state": state},)}) for state in order]
-        (job,) = merge_jobs(told, ())
-        assert job["state"] == states[1]
-
-
-ALONE = (
-    # Some were just heard, or may be at work unseen: of these the rules say nothing.
-    ((Part("hung", "input"), Part("silent")), "stalled"),
-    ((Part("silent"), Part("training")), "training"),
-    ((Part("silent"), Part("silent")), "silent"),
-    ((Part("stalled", "idle"), Part("no heartbeats")), "no heartbeats"),
-)
-
-
-@pytest.mark.parametrize(("parts", "state"), [*TOGETHER, *ALONE])
-def test_nodes_together_know_better(parts: tuple[Part, Part], state: str) -> None:
-    """A job that looks hung on one node is not, if another one shows why its ranks wait; one that
-    is suspended on one node alone is, as is one of which no rank is left that could be at work.
+def test_a_node_shows_why_others_wait(cause: str, shown: tuple[str, list[int], str | None]) -> None:
+    """A job that looks hung on one node is in the checkpoint that another one shows, and then has
+    no culprit; nobody waits for a checkpoint while a rank is stopped.
     """
-    for order in (parts, parts[::-1]):
-        answers = [
-            (name, WELL | {"jobs": (PART | of_node(part),)})
-            for name, part in zip("ab", order, strict=True)
-        ]
-        (job,) = merge_jobs(answers, ())
-        assert job["state"] == state
-        assert bool(job["culprits"]) is (state == "hung")
-        assert job["pause"] == ("checkpoint" if state == "paused" else None)
-
-
-def of_node(part: Part) -> dict[str, Any]:
-    """Return a part of a job as the summary of its node has it."""
-    cause = "checkpoint" if part.state == "paused" else part.cause
-    progress = {"ranks": part.ranks, "step": part.step, "step_highest": part.step}
-    return {"state": part.state, "cause": cause, "culprits": (9,)} | progress
+    hung = {"state": "hung", "cause": cause, "culprits": (9,)}
+    answers = [
+        (name, WELL | {"jobs": (PART | part,)})
+        for name, part in (("a", hung), ("b", {"state": "paused", "cause": "checkpoint"}))
+    ]
+    (job,) = merge_jobs(answers, ())
+    assert (job["state"], [one["rank"] for one in job["culprits"]], job["pause"]) == shown
 
 
 def test_the_fields_of_a_job_are_documented() -> None:

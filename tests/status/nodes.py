@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
+from collections.abc import Iterator
+from typing import Any
 
 from dshealthd.cli import main as cli
 from dshealthd.collectors.gpu import UP, VISIBLE
@@ -13,6 +17,7 @@ from dshealthd.collectors.training import LOSS_FINITE, STEP, STEP_SECONDS
 from dshealthd.core.collector import Sample
 from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.core.snapshot import Snapshot
+from tests.http import impostors
 
 HEALTHY = (UP(1, "0", "GPU-a"), VISIBLE(1), EXPECTED(1), UPTIME(1e6))
 JOB = (
@@ -37,6 +42,14 @@ def snapshot(*samples: Sample) -> Snapshot:
     made.expect("gpu", 3600)
     made.put("gpu", CollectionResult(CollectionOutcome.OK, samples))
     return made
+
+
+@contextlib.contextmanager
+def answering(*documents: dict[str, Any]) -> Iterator[list[str]]:
+    """Answer as an agent with each of these documents; yield their addresses."""
+    with contextlib.ExitStack() as stack:
+        talks = [impostors.saying(json.dumps(one)) for one in documents]
+        yield [f"127.0.0.1:{stack.enter_context(impostors.serving(talk))}" for talk in talks]
 
 
 def run(*arguments: str) -> int:

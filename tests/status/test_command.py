@@ -28,7 +28,7 @@ from dshealthd.http.exchange import Request
 from dshealthd.status import query
 from dshealthd.status.query import query_agents
 from tests.http import impostors
-from tests.status.nodes import HEALTHY, HUNG, JOB, run, snapshot
+from tests.status.nodes import HEALTHY, HUNG, JOB, answering, run, snapshot
 from tests.status_documents import document, finding, job, rank
 from tests.waiting import PATIENT
 from tests.web.certificates import authority, certificate
@@ -101,38 +101,6 @@ def test_a_finding_leads_on(capsys: pytest.CaptureFixture[str]) -> None:
         assert b"## Remedy" in Client(asked).get("/runbooks/gpu-lost")
 
 
-def test_a_finding_with_its_trend(capsys: pytest.CaptureFixture[str]) -> None:
-    """Beside its age stands whether it rises; an agent of an earlier release says nothing of it."""
-    now = time.time()
-    hot = finding(severity="warning", since=now - 720)
-    rising = hot | {"part": "GPU 4", "trend": "core temperature rising 3 K/min"}
-    more = {"time": now, "verdict": "warning", "findings": [hot, rising]}
-    with serving(snapshot(*HEALTHY), more=more) as served:
-        assert run("status", f"127.0.0.1:{served.port}") == 1
-    said = capsys.readouterr().out
-    assert "GPU 3: A GPU fell off the bus (for 12 min)" in said
-    assert "GPU 4: A GPU fell off the bus (for 12 min, core temperature rising 3 K/min)" in said
-
-
-def test_a_sign_that_is_no_finding_yet_is_watched(capsys: pytest.CaptureFixture[str]) -> None:
-    """A port that is down for 12 s of 30 is told with both, and leaves the exit status alone."""
-    down = {"part": "mlx5_1/1", "summary": "A fabric port is down", "hold_seconds": 30.0}
-    made = snapshot(*HEALTHY)
-    now = time.time()
-    watched = [finding(**{**down, "part": part}, since=now - 12) for part in ("mlx5_1/1", "")]
-    more = {"time": now, "watched": watched}
-    with serving(made, more=more) as served:
-        assert run("status", f"127.0.0.1:{served.port}") == 0
-        said = capsys.readouterr().out
-        assert "OK  healthy so far, 1 collector OK" in said
-        for part in ("mlx5_1/1", "this node"):
-            sign = f"watched   {part}: A fabric port is down (for 12 s; a finding after 30 s)"
-            assert sign in said
-        assert run("status", "--json", f"127.0.0.1:{served.port}") == 0
-    (node,) = json.loads(capsys.readouterr().out)["nodes"]
-    assert (node["verdict"], node["watched"][0]["part"]) == ("ok", "mlx5_1/1")
-
-
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     """`--json` is one document with a version, and has the same exit status."""
     with serving(snapshot(*HEALTHY, *HUNG)) as served:
@@ -141,6 +109,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert (printed["schema"], printed["verdict"]) == (1, "critical")
     node, gone = printed["nodes"]
     assert [finding["alert"] for finding in node["findings"]] == ["DshealthdJobHang"]
+    assert node["watched"] == []
     assert (gone["verdict"], gone["findings"]) == ("unknown", None)
     assert "refused" in gone["error"]
 
@@ -173,8 +142,8 @@ def test_terminals_are_not_commanded_by_an_answer(
         findings=[found],
         jobs=[job(hang=hang, failures=failures, ranks=ranks, **texts)],
     )
-    with impostors.serving(impostors.saying(json.dumps(told))) as port:
-        assert run(command, f"127.0.0.1:{port}") == 2
+    with answering(told) as agents:
+        assert run(command, *agents) == 2
     said = capsys.readouterr()
     assert said.out.count("owned") > 5
     assert "\x1b" not in said.out + said.err
@@ -193,24 +162,22 @@ def test_60_a_wrong_agent_does_not_end_a_list(
             connection.sendall(b" ")
             time.sleep(0.1)
 
-    deep = b'{"schema":1,"x":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
-    answers = (
-        impostors.saying(json.dumps(document(verdict="critical", findings=[{}]))),
-        impostors.saying(json.dumps(document(jobs=None))),
-        impostors.saying(deep),
-        drip,
-    )
-    with contextlib.ExitStack() as stack:
-        wrong = [stack.enter_context(impostors.serving(one)) for one in answers]
-        good = impostors.saying(json.dumps(document(node="n9", jobs=[job()])))
-        ports = [*wrong, stack.enter_context(impostors.serving(good))]
-        assert run(command, "not/a/node", "n..x", *(f"127.0.0.1:{port}" for port in ports)) == 3
-        for port in wrong:
-            assert run(command, "--json", f"127.0.0.1:{port}") == 3
+    deep = impostors.saying(b'{"schema":1,"x":' + b"[" * 200_000 + b"]" * 200_000 + b"}")
+    odd = document(verdict="critical", findings=[{}]), document(jobs=None)
+    with (
+        answering(document(node="n9", jobs=[job()])) as good,
+        answering(*odd) as wrong,
+        impostors.serving(deep) as nested,
+        impostors.serving(drip) as slow,
+    ):
+        wrong += [f"127.0.0.1:{port}" for port in (nested, slow)]
+        assert run(command, "not/a/node", "n..x", *wrong, *good) == 3
+        for agent in wrong:
+            assert run(command, "--json", agent) == 3
     said = capsys.readouterr().out
     assert "run-1  training" in said
     assert "not/a/node is not a node" in said
-    assert all(f"127.0.0.1:{port}" in said for port in wrong)
+    assert all(agent in said for agent in wrong)
 
 
 def test_password_and_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import time
@@ -24,9 +23,8 @@ from dshealthd.findings.idleness import IDLE
 from dshealthd.status.jobs import job_lines, ranks
 from dshealthd.status.paint import Paint
 from dshealthd.status.query import AgentAnswer
-from tests.http import impostors
 from tests.singular import ONE_OF_MANY
-from tests.status.nodes import HUNG, JOB, run
+from tests.status.nodes import HUNG, JOB, answering, run
 from tests.status_documents import document, job, rank
 
 
@@ -144,14 +142,8 @@ def test_slow_ranks_of_all_nodes_that_were_queried(capsys: pytest.CaptureFixture
         "n1": job(own_work=[own("stage 0", 1.0), own("stage 1", 2.0)]),
         "n2": job(own_work=[own("stage 0", 1.5), own("stage 1", 2.6)]),
     }
-    with contextlib.ExitStack() as stack:
-        ports = [
-            stack.enter_context(
-                impostors.serving(impostors.saying(json.dumps(document(node=node, jobs=[one]))))
-            )
-            for node, one in told.items()
-        ]
-        assert run("jobs", *(f"http://127.0.0.1:{port}/" for port in ports)) == 0
+    with answering(*(document(node=node, jobs=[one]) for node, one in told.items())) as agents:
+        assert run("jobs", *(f"http://{agent}/" for agent in agents)) == 0
         lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
         assert (
             "rank 3 on n2 (stage 0) takes 1.50 times as long as its peers; "
@@ -161,7 +153,7 @@ def test_slow_ranks_of_all_nodes_that_were_queried(capsys: pytest.CaptureFixture
             "rank 3 on n2 (stage 1) takes 1.30 times as long as its peers; "
             "up to 15% of the job's throughput is lost" in lines
         )
-        run("jobs", f"127.0.0.1:{ports[1]}")
+        run("jobs", agents[1])
         assert "takes" not in capsys.readouterr().out
 
 
@@ -179,14 +171,8 @@ def test_one_headline_for_several_nodes(capsys: pytest.CaptureFixture[str]) -> N
     }
 
     def printed() -> tuple[int, str]:
-        with contextlib.ExitStack() as stack:
-            ports = [
-                stack.enter_context(
-                    impostors.serving(impostors.saying(json.dumps(document(node=node, jobs=[one]))))
-                )
-                for node, one in told.items()
-            ]
-            code = run("jobs", *(f"127.0.0.1:{port}" for port in ports))
+        with answering(*(document(node=node, jobs=[one]) for node, one in told.items())) as agents:
+            code = run("jobs", *agents)
         return code, capsys.readouterr().out
 
     code, said = printed()
@@ -237,14 +223,13 @@ def test_agent_that_has_just_started_knows_of_no_jobs(capsys: pytest.CaptureFixt
         ([], 3, "n1  its agent has just started, and has not judged all sources yet\n"),
         ([job(state="hung", hang=hang)], 2, "run-1  hung  "),
     ):
-        answer = impostors.saying(json.dumps(document(ready=False, jobs=jobs)))
-        with impostors.serving(answer) as port:
-            assert run("jobs", f"127.0.0.1:{port}") == code
+        with answering(document(ready=False, jobs=jobs)) as agents:
+            assert run("jobs", *agents) == code
         said = capsys.readouterr().out
         assert text in said
         assert "no training jobs" not in said
-    with impostors.serving(impostors.saying(json.dumps(document()))) as port:
-        assert run("jobs", f"127.0.0.1:{port}", "127.0.0.1:1") == 3
+    with answering(document()) as agents:
+        assert run("jobs", *agents, "127.0.0.1:1") == 3
     assert "no training jobs" in capsys.readouterr().out, "as far as agents answer"
 
 
@@ -253,11 +238,8 @@ def test_one_job_of_two_is_hung(capsys: pytest.CaptureFixture[str]) -> None:
     hang = {"cause": "process", "overdue_seconds": 60.0, "culprits": [], "says": "hung"}
     hung, well = job(state="hung", hang=hang), job(job="run-2")
     for first, code in ((document(jobs=[well, hung]), 2), (document(ready=False), 3)):
-        with (
-            impostors.serving(impostors.saying(json.dumps(first))) as one,
-            impostors.serving(impostors.saying(json.dumps(document(jobs=[well])))) as other,
-        ):
-            assert run("jobs", f"127.0.0.1:{one}", f"127.0.0.1:{other}") == code
+        with answering(first, document(jobs=[well])) as agents:
+            assert run("jobs", *agents) == code
         said = capsys.readouterr().out
         assert said.index("run-2  training") >= said.find("run-1  hung")
         assert (code == 2) is ("run-1  hung" in said)
@@ -267,11 +249,10 @@ def test_what_an_agent_left_out_is_told(capsys: pytest.CaptureFixture[str]) -> N
     """A job that could not be shown may be hung: none is said to be well."""
     lacking = [{"part": "job \x1b[2J", "reason": "ValueError: odd"}]
     for command, code in (("status", 0), ("jobs", 3)):
-        answer = impostors.saying(json.dumps(document(left_out=lacking)))
-        with impostors.serving(answer) as port:
-            assert run(command, f"127.0.0.1:{port}") == code
+        with answering(document(left_out=lacking)) as agents:
+            assert run(command, *agents) == code
             assert r"job \u001b[2J: ValueError: odd" in capsys.readouterr().out
-            assert run(command, f"127.0.0.1:{port}", "--json") == code
+            assert run(command, *agents, "--json") == code
         (node,) = json.loads(capsys.readouterr().out)["nodes"]
         assert (node["left_out"], node["ready"]) == (lacking, True)
 

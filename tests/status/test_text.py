@@ -86,12 +86,14 @@ def test_findings_come_first() -> None:
     """With their trend and what to do; then what cannot be read, and what is watched."""
     unread = finding(severity="unknown", since=None, part="", summary="A source")
     sign = finding(severity="warning", since=998.0, hold_seconds=30.0, part="mlx5_1/1")
+    signs = [sign, sign | {"part": ""}]
     read: dict[str, Any] = {"state": "ok", "detail": "", "reason": None, "faults": []}
     collectors = [read | {"name": name} for name in "ab"]
-    told: dict[str, Any] = {"collectors": collectors, "watched": [sign]}
+    told: dict[str, Any] = {"collectors": collectors, "watched": signs}
     assert lines(**told) == [
         "n1  OK  healthy so far, 2 collectors OK",
         "  watched   mlx5_1/1: A GPU fell off the bus (for 2 s; a finding after 30 s)",
+        "  watched   this node: A GPU fell off the bus (for 2 s; a finding after 30 s)",
     ]
     found = [finding(trend="3 within 7 days"), unread]
     assert lines(**told, verdict="critical", findings=found)[:9] == [
