@@ -21,7 +21,6 @@ from dshealthd.jobs.ras.protocol import (
     OPENING,
     Conversation,
     NoListener,
-    RasAnswer,
     Stranger,
     Unanswered,
 )
@@ -67,7 +66,7 @@ class Query:
 
         `verify_peer` returns whether the other end of a connection may answer, or raises OSError.
         """
-        self.outcome: RasAnswer | Unanswered | NoListener | Stranger | None = None
+        self.outcome: bytes | Unanswered | NoListener | Stranger | None = None
         self.connections = 0
         self.responder: int | None = None
         """Pid of the process that answers, if `verify_peer` sets it."""
@@ -186,7 +185,7 @@ class Query:
         else:
             self._finish(failure)
 
-    def _finish(self, outcome: RasAnswer | Unanswered | NoListener | Stranger) -> None:
+    def _finish(self, outcome: bytes | Unanswered | NoListener | Stranger) -> None:
         self.outcome = outcome
         self._close()
 

@@ -7,7 +7,6 @@ connection.
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
 
 from dshealthd.core.collector import Reason
 
@@ -45,12 +44,6 @@ class NoListener(Exception):
 
 class Stranger(Exception):
     """The listening process does not belong to the job."""
-
-
-class RasAnswer(NamedTuple):
-    """An answer in JSON, complete as far as the protocol shows."""
-
-    data: bytes
 
 
 class _Step(enum.Enum):
@@ -96,14 +89,16 @@ class Conversation:
         self._received.clear()
         return self._reply(line.strip().upper(), seconds)
 
-    def end(self) -> RasAnswer:
-        """Return the answer after the other end has closed. Raises Unanswered."""
+    def end(self) -> bytes:
+        """Return the answer in JSON, complete as far as the protocol shows, after the other end has
+        closed. Raises Unanswered.
+        """
         if not self.answering or not self._received:
             raise Unanswered(
                 Reason.MALFORMED,
                 f"the connection was closed at {self._step.name.lower()}, without an answer",
             )
-        return RasAnswer(bytes(self._received))
+        return bytes(self._received)
 
     def _reply(self, line: bytes, seconds: float) -> bytes:
         # Any version: RAS reports an error for what it does not know.

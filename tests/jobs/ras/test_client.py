@@ -19,13 +19,8 @@ from dshealthd.core.host import Host
 from dshealthd.jobs.ras import protocol
 from dshealthd.jobs.ras.address import Endpoint
 from dshealthd.jobs.ras.client import Query, send_queries
-from dshealthd.jobs.ras.peer import holder
-from dshealthd.jobs.ras.protocol import (
-    MAY_BE_SENT,
-    RasAnswer,
-    Stranger,
-    Unanswered,
-)
+from dshealthd.jobs.ras.protocol import MAY_BE_SENT, Stranger, Unanswered
+from dshealthd.jobs.ras.question import holder
 from tests.jobs.ras.server import BEHAVIORS, Communicator, Process, Rank, document
 from tests.stopwatch import Stopwatch
 
@@ -68,7 +63,7 @@ def outcome(asked: Query, seconds: float = 3, clock: Callable[[], float] = slowl
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_answer_in_json(serve: Callable[..., Process], address: str) -> None:
     """An NCCL that knows JSON is asked for it, and its answer comes whole."""
-    assert outcome(query(serve("json", address=address), address)) == RasAnswer(ANSWER)
+    assert outcome(query(serve("json", address=address), address)) == ANSWER
 
 
 def test_text_is_no_substitute(serve: Callable[..., Process], tmp_path: Path) -> None:
@@ -147,7 +142,7 @@ def test_second_address(serve: Callable[..., Process]) -> None:
     """Where localhost is two addresses, and NCCL has bound the second, it is found there."""
     process = serve("json", address="::1")
     endpoints = [Endpoint("127.0.0.1", process.port), Endpoint("::1", process.port)]
-    assert isinstance(outcome(Query(endpoints, lambda _connection: True)), RasAnswer)
+    assert isinstance(outcome(Query(endpoints, lambda _connection: True)), bytes)
 
 
 @pytest.mark.parametrize(("stopped", "answered"), [(5, True), (6, False)])
@@ -171,7 +166,7 @@ def test_attempts_as_shipped(
 
     send_queries([asked], 1e6, clock)
     assert asked.connections == ATTEMPTS == 6
-    assert isinstance(asked.outcome, RasAnswer if answered else Unanswered), asked.outcome
+    assert isinstance(asked.outcome, bytes if answered else Unanswered), asked.outcome
 
 
 def test_mute_process_alone(serve: Callable[..., Process]) -> None:
@@ -199,7 +194,7 @@ def test_stranger_is_not_asked(serve: Callable[..., Process], tmp_path: Path) ->
     assert isinstance(outcome(Query([Endpoint("127.0.0.1", process.port)], verify_peer)), Stranger)
     assert refused == [process.port] * ATTEMPTS
     # Once it has answered one who came later, it has read all that came before.
-    assert outcome(query(process)) == RasAnswer(ANSWER)
+    assert outcome(query(process)) == ANSWER
     later = [protocol.OPENING, b"TIMEOUT 1\n", protocol.JSON, protocol.STATUS]
     said = record.read_bytes().splitlines(keepends=True)
     assert sorted(said) == sorted([protocol.OPENING] * ATTEMPTS + later)
