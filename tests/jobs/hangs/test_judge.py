@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dshealthd.jobs.hangs.classes import Culprit, HangClass, explain
+from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.judge import Standstill, judge
 from dshealthd.jobs.hangs.states import NO_WORK, RankState, Work
@@ -693,7 +693,8 @@ def test_no_rank_is_named_by_an_incomplete_comparison(
 ])  # fmt: skip
 def test_explanations(reason: HangClass, words: str, *, named: bool, whole: bool) -> None:
     """What is said of a hang is limited to what this node can know."""
-    assert words in explain(reason, named=named, whole=whole)
+    still = replace(found(ranks()), reason=reason, whole=whole)
+    assert words in replace(still, culprits=((1, Culprit.LAGGING),) * named).explanation
 
 
 @pytest.mark.parametrize(("rank_1", "culprit"), [
