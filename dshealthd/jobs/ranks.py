@@ -63,7 +63,7 @@ class Run:
         There is none for MASTER_ADDR if it is loopback and rank 0 is on this node: it is correct
         here, and differs from that of other nodes.
         """
-        address = _address(self.rendezvous)
+        address = self.rendezvous["MASTER_ADDR"]
         if not address:
             return {}
         found = {}
@@ -85,10 +85,6 @@ class Run:
         return found
 
 
-def _address(values: Mapping[str, str]) -> str:
-    return values.get("MASTER_ADDR", "").strip().lower()
-
-
 def _user(process: TrainingProcess) -> tuple[str, ...]:
     return () if process.user is None else (str(process.user),)
 
@@ -96,7 +92,7 @@ def _user(process: TrainingProcess) -> tuple[str, ...]:
 def _rendezvous(process: TrainingProcess) -> dict[str, str]:
     """Return the rendezvous of a rank, with the world size that its launcher set."""
     values = {name: process.environment.get(name, "") for name in RENDEZVOUS}
-    values["MASTER_ADDR"] = _address(values)
+    values["MASTER_ADDR"] = values["MASTER_ADDR"].strip().lower()
     values["WORLD_SIZE"] = (
         "" if process.launch.world_size is None else str(process.launch.world_size)
     )

@@ -197,7 +197,7 @@ class HeartbeatReader:
     def _begin(self, sender: Sender, opened: tuple[tuple[int, int] | None, Answer]) -> None:
         """Start reading a sender's page, if it has one."""
         page, who = opened
-        if self._known(sender) is None:  # it was dropped meanwhile
+        if not self._has(sender):  # it was dropped meanwhile
             if page is not None:
                 os.close(page[0])
             return
@@ -274,10 +274,9 @@ class HeartbeatReader:
         except OSError:  # it has ended, which `same` sees as well, or memory is short
             return True
 
-    def _known(self, sender: Sender) -> Sender | None:
-        """Return a sender, None if it was dropped."""
-        found = self._senders.get((sender.holder.pid, sender.holder.start))
-        return sender if found is sender else None
+    def _has(self, sender: Sender) -> bool:
+        """Return whether a sender is followed, and was not dropped."""
+        return self._senders.get((sender.holder.pid, sender.holder.start)) is sender
 
     def _reject(self, sender: Sender) -> None:
         self.rejected += 1
@@ -287,7 +286,7 @@ class HeartbeatReader:
         """Drop a sender that has ended, after reading what it has told since the last read."""
         if sender.page is not None:
             self._read(sender, sender.page)
-        if self._known(sender) is not None:  # it was not rejected
+        if self._has(sender):  # it was not rejected
             self._drop(sender)
 
     def _drop(self, sender: Sender) -> None:
