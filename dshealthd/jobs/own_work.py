@@ -126,7 +126,7 @@ class Course:
                 share = ((number << level) - last.step) / steps
                 sums = (a + share * (b - a) for a, b in zip(last[1:], totals[1:], strict=True))
                 typical = self._typical(level - EIGHTHS, number << EIGHTHS)
-                marks.append(Mark(number, now, *sums, typical=typical))
+                marks.append(Mark(number, now, *sums)._replace(typical=typical))
 
     def _typical(self, level: int, number: int) -> float | None:
         """Return the median own work of a step in the windows before this one."""
