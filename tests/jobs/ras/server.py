@@ -28,7 +28,6 @@ BEHAVIORS = (
     "mute",  # accepts and says nothing, as a stopped process does
     "stall",  # speaks the protocol, and never answers the question
     "garbage",  # what speaks another protocol
-    "chatter",  # says more than it was asked for
     "flood",  # 100 MB of answer
     "trickle",  # a byte of answer each 10 ms
     "cut",  # closes in the middle of the answer
@@ -201,7 +200,7 @@ class _Client:
 
     def _reply(self, command: bytes) -> bytes:
         if command.startswith(b"client protocol "):
-            return b"SERVER PROTOCOL 2\n" + (b"and more\n" if self.behavior == "chatter" else b"")
+            return b"SERVER PROTOCOL 2\n"
         assert command == b"set format json" or command.removeprefix(b"timeout ").isdigit(), command
         return b"OK\n"
 
