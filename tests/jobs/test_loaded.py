@@ -8,13 +8,11 @@ import sys
 from pathlib import Path
 
 from dshealthd.core.host import Host
-from dshealthd.jobs.environment import launch
 from dshealthd.jobs.installation import Installations
 from dshealthd.jobs.loaded import libraries, parse_maps, versions
-from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.linux.process_root import Root
 from tests.jobs.elf import library
-from tests.jobs.machines import TORCH
+from tests.jobs.machines import TORCH, training_process
 from tests.jobs.test_installation import environment
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
@@ -26,14 +24,6 @@ MAPS = (
     "{nccl}7ffc0a000000-7ffc0a021000 rw-p 00000000 00:00 0 [stack]\n"
 )
 PACKAGED = f"7f1ea0000000-7f1ea0001000 r--p 00000000 fe:00 79 {SITE}/nvidia/nccl/lib/libnccl.so.2\n"
-
-
-def process(**more: str) -> TrainingProcess:
-    """Return a training process with a launcher's environment."""
-    variables = {**TORCH, **more}
-    place = launch(variables)
-    assert place is not None
-    return TrainingProcess(50, 100, 1, "run-1", place, variables)
 
 
 def directory(
@@ -56,10 +46,9 @@ def directory(
 
 def read(place: Path, **more: str) -> dict[str, str]:
     """Return what the process runs with."""
+    process = training_process(50, {**TORCH, **more})
     with Root.of_process(Host(procfs=place.parent), int(place.name)) as root:
-        return dict(
-            versions(root, str(place), process(**more), libraries(str(place)), Installations())
-        )
+        return dict(versions(root, str(place), process, libraries(str(place)), Installations()))
 
 
 def test_replaced_on_disk() -> None:

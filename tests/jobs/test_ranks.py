@@ -16,6 +16,7 @@ from dshealthd.jobs.heartbeats.identity import Identity, identify
 from dshealthd.jobs.processes import ProcessTable, TrainingProcess
 from dshealthd.jobs.ranks import Ranks, Run
 from tests.environments import wait_for_environment
+from tests.jobs.machines import training_process
 from tests.netns import network_namespace
 
 BASE = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
@@ -25,11 +26,8 @@ def process(
     pid: int, environment: dict[str, str], *, parent: int = 1, start: int = 0
 ) -> TrainingProcess:
     """Return a process as the table tells it."""
-    place = launch(environment)
-    assert place is not None
-    return TrainingProcess(
-        pid, start or pid, parent, job_name(environment, "m"), place, environment
-    )
+    job = job_name(environment, "m")
+    return training_process(pid, environment, start=start or pid, parent=parent, job=job)
 
 
 def rank(

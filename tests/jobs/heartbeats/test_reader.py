@@ -22,17 +22,16 @@ from typing import NoReturn
 import pytest
 
 from dshealthd.core.collector import Context, SourceError
-from dshealthd.core.host import Host, read_bytes
+from dshealthd.core.host import Host
 from dshealthd.jobs.heartbeats import reader as reader_module
 from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender
 from dshealthd.jobs.heartbeats.page import PageHolder
 from dshealthd.jobs.heartbeats.reader import HeartbeatReader
 from dshealthd.jobs.heartbeats.sender import Sender
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.linux.process import parse_stat
 from dshealthd.training.message import PAGE, SLOT, Message, StepStage, encode
-from tests.jobs.heartbeats.senders import STRANGER, SenderProcess, own_pages, sending
-from tests.jobs.machines import TORCH
+from tests.jobs.heartbeats.senders import STRANGER, own_pages, sending
+from tests.jobs.machines import TORCH, started
 from tests.stopwatch import Stopwatch
 
 PERIOD = 0.5
@@ -189,20 +188,14 @@ async def test_what_is_no_page(code: str) -> None:
             assert vandal.popen.stdout is not None
             assert vandal.popen.stdout.readline() == "made\n"
             for descriptor in (holder.descriptor, -1):
-                claimed = holder._replace(
-                    pid=vandal.pid, start=start(vandal), descriptor=descriptor
-                )
+                pid, start = vandal.pid, started(vandal.pid)
+                claimed = holder._replace(pid=pid, start=start, descriptor=descriptor)
                 reader.follow([holder, claimed])
                 assert len(reader) == 2
                 await passes(lambda: len(reader) == 1)
         assert descriptors() == before
         sender.tell(beat(8))
         await passes(lambda: list(shown(reader).values()) == [8])
-
-
-def start(sender: SenderProcess) -> int:
-    """Return when a process has started, in clock ticks from boot."""
-    return parse_stat(read_bytes(f"/proc/{sender.pid}/stat", 4096)).start
 
 
 async def test_pid_that_is_reused() -> None:
