@@ -85,8 +85,8 @@ class HeartbeatReader:
         """Whether heartbeat pages are read."""
         return self._blocking_tasks is not None
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Read pages from now on, in `loop`.
+    def start(self) -> None:
+        """Read pages from now on, in the running loop.
 
         SourceError if `/proc` is not that of the agent's pid namespace.
         """
@@ -102,7 +102,7 @@ class HeartbeatReader:
             )
             raise SourceError(Reason.NOT_FOUND, detail)
         self._places = min(MAX_SENDERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-        self._blocking_tasks = BlockingTasks(loop)
+        self._blocking_tasks = BlockingTasks()
         self._opened = self._monotonic()
 
     def close(self) -> None:
