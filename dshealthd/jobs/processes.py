@@ -323,7 +323,8 @@ class ProcessTable:
             self._forget(pid)  # it vanished
         except OSError as error:
             self._forget(pid)
-            self._unseen[pid] = _unseen(error)
+            refused = os_reason(error) is Reason.PERMISSION_DENIED
+            self._unseen[pid] = Unseen.PERMISSION_DENIED if refused else Unseen.UNREADABLE
         except documents.MISSHAPEN:
             self._forget(pid)
             self._unseen[pid] = Unseen.UNREADABLE
@@ -379,11 +380,3 @@ class ProcessTable:
         if self._machine is None:
             self._machine = boot_id(self._context.host)
         return self._machine
-
-
-def _unseen(error: OSError) -> Unseen:
-    return (
-        Unseen.PERMISSION_DENIED
-        if os_reason(error) is Reason.PERMISSION_DENIED
-        else Unseen.UNREADABLE
-    )

@@ -76,7 +76,7 @@ def loaded_by(host: Host, members: Iterable[JobProcess], releases: MappedRelease
             break
         looked += 1
         try:
-            found: Iterable[str | None] = releases.of(host, member.pid)
+            found: Iterable[str | None] = releases.library(host, member.pid).versions
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
         except (UnknownRelease, OSError, ValueError, ArithmeticError) as error:
