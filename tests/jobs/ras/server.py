@@ -31,7 +31,6 @@ BEHAVIORS = (
     "flood",  # 100 MB of answer
     "trickle",  # a byte of answer each 10 ms
     "cut",  # closes in the middle of the answer
-    "close",  # closes before it greets
 )
 COUNTS = {"Broadcast": 3, "Reduce": 0, "AllGather": 40, "ReduceScatter": 40, "AllReduce": 1000}
 
@@ -183,10 +182,8 @@ class _Client:
         with open(os.environ["TEST_RECORD"], "ab") as record:
             record.write(data)
         self.received += data
-        if self.behavior in {"garbage", "close"}:
-            self.connection.sendall(
-                b"SSH-2.0-OpenSSH_9.2\r\n" * 100 if self.behavior == "garbage" else b""
-            )
+        if self.behavior == "garbage":
+            self.connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n" * 100)
             return True
         while self.behavior != "mute" and b"\n" in self.received:
             command, _, self.received = self.received.partition(b"\n")

@@ -66,47 +66,17 @@ def test_answer_in_json(serve: Callable[..., Process], address: str) -> None:
     assert outcome(query(serve("json", address=address), address)) == ANSWER
 
 
-def test_text_is_no_substitute(serve: Callable[..., Process], tmp_path: Path) -> None:
-    """Where JSON is refused, as 2.26.2 to 2.28.6 do, no status is asked: its text can crash."""
-    result = outcome(query(serve("text", record=tmp_path / "record")))
-    assert isinstance(result, Unanswered)
-    assert "text is not requested" in result.detail
-    said = (tmp_path / "record").read_bytes()
-    assert said == b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\n"
-
-
 def test_what_may_be_sent() -> None:
     """The closed list: questions, and no command that changes a job or keeps a connection."""
-    assert sorted(MAY_BE_SENT) == [
-        b"CLIENT PROTOCOL 2\n",
-        b"SET FORMAT json\n",
-        b"TIMEOUT 1\n",
-        b"TIMEOUT 2\n",
-        b"TIMEOUT 3\n",
-        b"TIMEOUT 4\n",
-        b"TIMEOUT 5\n",
-        b"VERBOSE STATUS\n",
-    ]
-
-
-def test_nothing_else_is_sent(
-    serve: Callable[..., Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A line that a defect of the protocol's code would say does not leave the client."""
-    monkeypatch.setattr(protocol, "STATUS", b"CONTROL abort\n")
-    result = outcome(query(serve("json", record=tmp_path / "record")))
-    assert isinstance(result, Unanswered)
-    assert b"CONTROL" not in (tmp_path / "record").read_bytes()
+    questions = {b"CLIENT PROTOCOL 2\n", b"SET FORMAT json\n", b"VERBOSE STATUS\n"}
+    assert questions | {b"TIMEOUT %d\n" % seconds for seconds in range(1, 6)} == MAY_BE_SENT
 
 
 @pytest.mark.parametrize(
     ("behavior", "reason", "said"),
     [
         ("stall", Reason.TIMEOUT, "no complete answer in time"),
-        ("trickle", Reason.TIMEOUT, "no complete answer in time"),
         ("flood", Reason.MALFORMED, "longer than 16777216 bytes"),
-        ("garbage", Reason.MALFORMED, "more than the expected line: b'SSH-2.0"),
-        ("close", Reason.MALFORMED, "closed at greeting, without an answer"),
     ],
 )
 def test_misbehavior(
@@ -118,8 +88,7 @@ def test_misbehavior(
     clock = watch.seconds if reason is Reason.TIMEOUT else slowly
     result = outcome(query(process), 1.5, clock)
     assert isinstance(result, Unanswered)
-    assert result.reason is reason
-    assert said in result.detail
+    assert (result.reason, said in result.detail) == (reason, True)
     assert watch.seconds() < 3
 
 

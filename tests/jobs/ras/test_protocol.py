@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.core.collector import Reason
+from dshealthd.jobs.ras import protocol
 from dshealthd.jobs.ras.address import Endpoint
 from dshealthd.jobs.ras.client import Query
 from dshealthd.jobs.ras.protocol import Unanswered
@@ -100,6 +101,21 @@ def test_reply_in_pieces() -> None:
     """Lines may come byte by byte, and in whatever case."""
     greeting = [bytes([byte]) for byte in b"server protocol 2\r\n"]
     assert talk(*greeting, b"ok\n", b"Ok\n", b"{...", b"}") == (QUESTION, b"{...}")
+
+
+def test_text_is_no_substitute() -> None:
+    """Where JSON is refused, as 2.26.2 to 2.28.6 do, no status is asked: its text can crash."""
+    said, outcome = talk(GREETING, OK, b"ERROR: Unknown command SET FORMAT json\n")
+    assert said == QUESTION[:3]
+    assert "text is not requested" in str(outcome)
+
+
+def test_nothing_else_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that a defect of the protocol's code would say does not leave the client."""
+    monkeypatch.setattr(protocol, "STATUS", b"CONTROL abort\n")
+    said, outcome = talk(GREETING, OK, OK)
+    assert said == QUESTION[:3]
+    assert isinstance(outcome, Unanswered)
 
 
 def test_a_long_answer() -> None:
