@@ -10,7 +10,6 @@ A page is opened in a thread, because that reads the environment of its process,
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import resource
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Reason, SourceError
 from dshealthd.core.result import os_reason
-from dshealthd.core.timing import next_due
+from dshealthd.core.timing import Periodic
 from dshealthd.jobs import ownership
 from dshealthd.jobs.heartbeats.blocking_tasks import BlockingTasks
 from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender, identify, same
@@ -66,8 +65,8 @@ class HeartbeatReader:
         """Senders by pid and start."""
         self._poll = select.poll()
         self._places = MAX_SENDERS
-        self._timer: asyncio.TimerHandle | None = None
-        """The next turn; None without senders."""
+        self._turns: Periodic | None = None
+        """None without senders."""
         self._opened = 0.0
         """Monotonic time since which it reads."""
         self._blocking_tasks: BlockingTasks | None = None
@@ -112,9 +111,7 @@ class HeartbeatReader:
         if self._blocking_tasks is not None:
             self._blocking_tasks.close()
             self._blocking_tasks = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._rest()
 
     def follow(self, holders: Sequence[PageHolder]) -> None:
         """Read the pages of these processes too, the first ones if there are too many.
@@ -191,8 +188,8 @@ class HeartbeatReader:
             functools.partial(_open, self._host, holder),
             functools.partial(self._begin, sender),
         )
-        if self._timer is None:
-            self._turn()
+        if self._turns is None:
+            self._turns = Periodic(self._turn, PERIOD)
 
     def _begin(self, sender: Sender, opened: tuple[tuple[int, int] | None, Answer]) -> None:
         """Start reading a sender's page, if it has one."""
@@ -214,18 +211,19 @@ class HeartbeatReader:
         self._settle()
 
     def _turn(self) -> None:
-        self._timer = None
         if not self._senders:
-            return
-        # First, so that a defect in one turn does not end the heartbeats of all jobs.
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(next_due(loop.time(), PERIOD), self._turn)
+            self._rest()
         ended = {process for process, _ in self._poll.poll(0)}
         for sender in list(self._senders.values()):
             if sender.process in ended:
                 self._finish(sender)
             elif sender.page is not None:
                 self._read(sender, sender.page)
+
+    def _rest(self) -> None:
+        if self._turns is not None:
+            self._turns.close()
+            self._turns = None
 
     def _read(self, sender: Sender, page: int) -> None:
         now = self._monotonic()

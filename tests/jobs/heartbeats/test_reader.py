@@ -136,7 +136,7 @@ async def test_it_sleeps_without_a_sender(monkeypatch: pytest.MonkeyPatch) -> No
                 await until(reader, shows)
                 assert not await asleep()
             await until(reader, lambda: not len(reader))
-            while reader._timer is not None:
+            while reader._turns is not None:
                 await asyncio.sleep(PERIOD)
 
 
