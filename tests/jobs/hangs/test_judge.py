@@ -51,12 +51,8 @@ def found(states: list[RankState], work: Work = Work()) -> Standstill:  # noqa: 
 
 
 @pytest.mark.parametrize(("rank_1", "reason", "culprit"), [
-    ({"state": ThreadState.STOPPED, "stopped_for": FLOOR + 1}, HangClass.PROCESS, Culprit.STOPPED),
-    ({"ended": ExitKind.KILLED, "state": ThreadState.GONE}, HangClass.PROCESS, Culprit.GONE),
     ({"ended": ExitKind.FAILED, "silence": 1.0}, HangClass.PROCESS, Culprit.GONE),
-    ({"phase": Phase.CHECKPOINT}, HangClass.CHECKPOINT, Culprit.CHECKPOINT),
     ({"phase": Phase.EVALUATION}, HangClass.DESYNC, Culprit.PAUSED),
-    ({"state": ThreadState.BLOCKED}, HangClass.INPUT, Culprit.BLOCKED),
     ({"stage": INPUT}, HangClass.INPUT, Culprit.INPUT),
     ({"stage": FORWARD}, HangClass.DESYNC, Culprit.LAGGING),
     ({"step": 49}, HangClass.DESYNC, Culprit.LAGGING),
@@ -697,16 +693,18 @@ def test_explanations(reason: HangClass, words: str, *, named: bool, whole: bool
     assert words in replace(still, culprits=((1, Culprit.LAGGING),) * named).explanation
 
 
-@pytest.mark.parametrize(("rank_1", "culprit"), [
-    ({"state": ThreadState.STOPPED, "stopped_for": FLOOR + 1}, Culprit.STOPPED),
-    ({"ended": ExitKind.KILLED, "state": ThreadState.GONE}, Culprit.GONE),
-    ({"state": ThreadState.BLOCKED}, Culprit.BLOCKED),
-    ({"phase": Phase.CHECKPOINT}, Culprit.CHECKPOINT),
+@pytest.mark.parametrize(("rank_1", "reason", "culprit"), [
+    ({"state": ThreadState.STOPPED, "stopped_for": FLOOR + 1}, HangClass.PROCESS, Culprit.STOPPED),
+    ({"ended": ExitKind.KILLED, "state": ThreadState.GONE}, HangClass.PROCESS, Culprit.GONE),
+    ({"state": ThreadState.BLOCKED}, HangClass.INPUT, Culprit.BLOCKED),
+    ({"phase": Phase.CHECKPOINT}, HangClass.CHECKPOINT, Culprit.CHECKPOINT),
 ])  # fmt: skip
-def test_a_process_is_evidence_by_itself(rank_1: dict[str, object], culprit: Culprit) -> None:
+def test_a_process_is_evidence_by_itself(
+    rank_1: dict[str, object], reason: HangClass, culprit: Culprit
+) -> None:
     """What a process does names its rank, wherever the others are."""
     hang = found([replace(rank, world_size=64) for rank in ranks(**rank_1)])
-    assert hang.culprits == ((1, culprit),)
+    assert (hang.reason, hang.culprits) == (reason, ((1, culprit),))
 
 
 @pytest.mark.parametrize(("of_all", "hold"), [
