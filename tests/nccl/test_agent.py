@@ -5,8 +5,6 @@ Which rank it names, what for, and after how many seconds; and that it names nob
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ import pytest
 
 from tests.agents import RunningAgent, running
 from tests.nccl.job import Job
-from tests.nccl.node import show
+from tests.nccl.node import evidence, show
 
 pytestmark = [pytest.mark.nccl, pytest.mark.timeout(1200)]
 
@@ -148,7 +146,7 @@ def test_agent(version: str, make_job: Callable[..., Job], tmp_path: Path) -> No
         if jobs[name].ended():
             problems.append(f"{name}: ended {jobs[name].ended()}")
     assert not problems
-    summary = evidence(jobs["killed"], tmp_path, flags)
+    summary = evidence(jobs["killed"].name, tmp_path / "state", *flags)
     assert "rank 3 on 127.0.0.1 GPU 3 is dead" in summary, summary
 
 
@@ -169,17 +167,3 @@ def answered_twice(agent: RunningAgent, jobs: dict[str, Job]) -> Callable[[], bo
         return names <= {dict(key)["training_job"] for key in series}
 
     return answered
-
-
-def evidence(job: Job, folder: Path, flags: tuple[str, ...]) -> str:
-    """Return the summary of the evidence of a job."""
-    command = [sys.executable, "-m", "dshealthd", "evidence", "--job", job.name, *flags]
-    done = subprocess.run(
-        [*command, "--path.state", str(folder / "state")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
