@@ -277,18 +277,14 @@ class ProcessTable:
 
     def _update(self) -> None:
         current = {name for name in os.listdir(self._proc) if name.isdecimal()}
-        for pid in self._known.keys() - current:
+        for pid in (self._known.keys() | self._unseen.keys()) - current:
             self._forget(pid)
-        for pid in self._unseen.keys() - current:
-            del self._unseen[pid]
         self.pids, self.hidden = current, "1" not in current
         new = current - self._known.keys()
         again, self._again = self._again & current, set()
         self._budget = SWEEP_LIMIT
         young = self._now() - YOUNG * TICKS
-        for pid in self._turn(len(current)):
-            self._examine(pid, young)
-        for pid in new:
+        for pid in (*self._turn(len(current)), *new):
             self._examine(pid, young)
         # After the new ones, which have never been read.
         for pid in again - new:
