@@ -13,12 +13,10 @@ ranks that are started over SSH have no cgroup, and would be another job than th
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-    from dshealthd.jobs.processes import TrainingProcess
 
 _SLURM = re.compile(
     rb"^\d+:[^:]*:(?:/system\.slice/(?:[\w-]+_)?slurmstepd\.scope|/slurm[\w-]*/uid_\d+)"
@@ -32,27 +30,51 @@ Anchored, because a user may create any path below their own slice.
 _SUFFIX = "-uid"
 
 
+class JobClaim(Protocol):
+    """A process that claims to belong to a job."""
+
+    @property
+    def claimed(self) -> str:
+        """The job's name in the process's environment, whoever owns the job."""
+
+    @property
+    def user(self) -> int | None:
+        """The real uid of the process; None if unknown."""
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the scheduler's cgroup of the process names the claimed job too."""
+
+    @property
+    def pid(self) -> int:
+        """The pid of the process."""
+
+    @property
+    def start(self) -> int:
+        """Clock ticks from boot to the start of the process; it cannot forge this."""
+
+
 def scheduled_in(cgroup: bytes) -> str | None:
     """Return the job that the scheduler has put a process into, from its `/proc/<pid>/cgroup`."""
     match = _SLURM.search(cgroup)
     return None if match is None else f"slurm-{match[1].decode()}"
 
 
-def owners(processes: Iterable[TrainingProcess]) -> dict[str, int | None]:
+def owners(claims: Iterable[JobClaim]) -> dict[str, int | None]:
     """Return the owner of each job that one of these processes claims."""
     found: dict[str, int | None] = {}
     # The oldest, because a process cannot start in the past: a later claim on somebody else's job
     # takes nothing from it.
-    for process in sorted(processes, key=lambda one: (not one.confirmed, one.start, one.pid)):
-        found.setdefault(process.claimed, process.user)
+    for claim in sorted(claims, key=lambda one: (not one.confirmed, one.start, one.pid)):
+        found.setdefault(claim.claimed, claim.user)
     return found
 
 
-def name(process: TrainingProcess, known: Mapping[str, int | None]) -> str:
+def name(claim: JobClaim, known: Mapping[str, int | None]) -> str:
     """Return the name of the job that a process belongs to; `known` has the owner of each job."""
-    if known.get(process.claimed, process.user) == process.user:
-        return process.claimed
-    return f"{process.claimed}{_SUFFIX}{'' if process.user is None else process.user}"
+    if known.get(claim.claimed, claim.user) == claim.user:
+        return claim.claimed
+    return f"{claim.claimed}{_SUFFIX}{'' if claim.user is None else claim.user}"
 
 
 def claimed_name(job: str) -> str:
