@@ -67,11 +67,11 @@ class Query:
     def run(self, end: float, monotonic: Callable[[], float]) -> Generator[Wait, None, None]:
         """Yield what to wait for, until the query has its outcome, at `end` at the latest."""
         try:
-            self.outcome = yield from self._ask(end, monotonic)
+            self.outcome = yield from self._connect(end, monotonic)
         except (NoListener, Stranger, Unanswered) as outcome:
             self.outcome = outcome
 
-    def _ask(self, end: float, monotonic: Callable[[], float]) -> Generator[Wait, None, bytes]:
+    def _connect(self, end: float, monotonic: Callable[[], float]) -> Generator[Wait, None, bytes]:
         """Connect until a process answers, and return its answer."""
         while self._endpoints:
             endpoint = self._endpoints[self.connections % len(self._endpoints)]
