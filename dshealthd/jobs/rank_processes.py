@@ -11,6 +11,7 @@ from dshealthd.jobs.hangs.exits import KEPT, ExitKind, read_exit
 from dshealthd.jobs.hangs.states import STOPPED
 from dshealthd.jobs.processes import boot_id
 from dshealthd.jobs.ranks import Ranks
+from dshealthd.jobs.shares import share_places
 from dshealthd.linux.activity import ThreadState, activity
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from dshealthd.jobs.ranks import Run
 
 MAX_RANKS = 256
-"""Most ranks that are followed: each takes a descriptor."""
+"""Most ranks that are followed: each takes a descriptor. Users take turns, then runs."""
 End: TypeAlias = "tuple[_RankProcess, ExitKind, float]"
 """A process that has ended, how, and the monotonic time of the sample that saw it."""
 _SIGNALS = {ExitKind.KILLED, ExitKind.CRASHED}
@@ -118,7 +119,7 @@ class RankProcesses:
         its rank has a new process, and a run's own failure once all have ended.
         """
         living = {
-            process.key: ((run.job, run.name), rank, process.launcher)
+            process.key: ((run.job, run.name), rank, process)
             for run in runs
             for rank, members in run.ranks.items()
             for process in members
@@ -131,7 +132,7 @@ class RankProcesses:
             _release(followed)
         places = {(run, rank) for run, rank, _ in living.values()}
         going = {run for run, _ in places}
-        launchers = {launcher for *_, launcher in living.values()} - {None}
+        launchers = {process.launcher for *_, process in living.values()} - {None}
         self._failed = [
             end
             for end in self._failed
@@ -147,13 +148,20 @@ class RankProcesses:
             and (end[0].run, end[0].rank) not in places
             and now - end[2] < KEPT
         }
-        for key, (run, rank, launcher) in living.items():
-            if key not in self._followed and len(self._followed) < MAX_RANKS:
+        wanted = share_places(
+            living.values(), MAX_RANKS, lambda one: (one[2].user, one[0], one[2].start)
+        )
+        for key in self._followed.keys() - {process.key for *_, process in wanted}:
+            _release(self._followed.pop(key))
+        for run, rank, process in wanted:
+            if process.key not in self._followed:
+                pid = process.pid
                 try:
-                    descriptor = os.pidfd_open(key[0])
+                    descriptor = os.pidfd_open(pid)
                 except OSError:  # before Linux 5.3, or it has just ended
                     descriptor = -1
-                self._followed[key] = _RankProcess(run, rank, key[0], descriptor, launcher)
+                followed = _RankProcess(run, rank, pid, descriptor, process.launcher)
+                self._followed[process.key] = followed
 
 
 def _failures(ends: Sequence[End]) -> Iterator[End]:

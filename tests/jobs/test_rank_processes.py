@@ -171,10 +171,15 @@ def test_a_run_that_its_launcher_starts_anew(
 
 
 def test_so_many_are_followed() -> None:
-    """A descriptor each: not of whatever a user starts."""
+    """A descriptor each: not of whatever a user starts, who leaves places to others."""
     scene = Scene([])
     for number in range(257):
         variables = {**TORCH, "RANK": str(number), "WORLD_SIZE": "257"}
-        scene.processes.append(training_process(1 << 23 | number, variables))
+        scene.processes.append(training_process(1 << 23 | number, variables, user=1))
     scene.look()
     assert len(scene.watch._followed) == 256
+    other = training_process(1 << 22, start=2, job="run-2", user=2)
+    scene.processes.append(other)
+    scene.look()
+    assert len(scene.watch._followed) == 256
+    assert other.key in scene.watch._followed
