@@ -50,6 +50,7 @@ class _RankProcess(NamedTuple):
     descriptor: int
     """A pidfd; -1 if there is none."""
     launcher: tuple[int, str] | None
+    user: int | None
 
 
 class RankProcesses:
@@ -140,7 +141,9 @@ class RankProcesses:
         ]
         for run in {end[0].run for end in self._ended.values()} - going:
             self._failed += _failures([end for end in self._ended.values() if end[0].run == run])
-        del self._failed[:-MAX_RANKS]
+        self._failed = share_places(
+            self._failed, MAX_RANKS, lambda end: (end[0].user, end[0].run, -end[2])
+        )
         self._ended = {
             key: end
             for key, end in self._ended.items()
@@ -160,8 +163,9 @@ class RankProcesses:
                     descriptor = os.pidfd_open(pid)
                 except OSError:  # before Linux 5.3, or it has just ended
                     descriptor = -1
-                followed = _RankProcess(run, rank, pid, descriptor, process.launcher)
-                self._followed[process.key] = followed
+                self._followed[process.key] = _RankProcess(
+                    run, rank, pid, descriptor, process.launcher, process.user
+                )
 
 
 def _failures(ends: Sequence[End]) -> Iterator[End]:

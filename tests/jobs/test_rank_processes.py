@@ -12,8 +12,9 @@ from contextlib import closing
 import pytest
 
 from dshealthd.core.host import Host
+from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.processes import TrainingProcess, read_stat
-from dshealthd.jobs.rank_processes import RankProcesses
+from dshealthd.jobs.rank_processes import RankProcesses, _RankProcess
 from tests.jobs.machines import TORCH, started, training_process
 from tests.waiting import until
 
@@ -183,3 +184,17 @@ def test_so_many_are_followed() -> None:
     scene.look()
     assert len(scene.watch._followed) == 256
     assert other.key in scene.watch._followed
+
+
+def test_so_many_failures_are_remembered() -> None:
+    """The latest, of each user: nobody's are pushed out by those of another."""
+    watch = RankProcesses(Host())
+    ends = [(f"run-{number}", 1, float(number)) for number in range(1, 300)]
+    watch._failed = [
+        (_RankProcess((job, ""), 0, 1, -1, None, user), ExitKind.KILLED, at)
+        for job, user, at in [("run-0", 2, 0.0), *ends]
+    ]
+    told = [trouble.job for trouble in watch.troubles([], 300.0)]
+    assert len(told) == 256
+    assert {"run-0", "run-299"} <= {*told}
+    assert "run-1" not in told
