@@ -33,6 +33,7 @@ from dshealthd.training.message import PAGE, SLOT, Message, StepStage, encode
 from tests.jobs.heartbeats.senders import STRANGER, own_pages, sending
 from tests.jobs.machines import TORCH, started
 from tests.stopwatch import Stopwatch
+from tests.waiting import eventually
 
 PERIOD = 0.5
 
@@ -62,14 +63,6 @@ async def until(
         reader.refresh()
         reader.follow(own_pages())
         await asyncio.sleep(0.05)
-
-
-async def passes(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait until the condition holds, while nobody tends the reader."""
-    watch = Stopwatch(os.getpid())
-    while not condition():
-        assert watch.seconds() < seconds, "not in time"
-        await asyncio.sleep(0.01)
 
 
 def shown(reader: HeartbeatReader) -> dict[tuple[str, int], int]:
@@ -192,10 +185,10 @@ async def test_what_is_no_page(code: str) -> None:
                 claimed = holder._replace(pid=pid, start=start, descriptor=descriptor)
                 reader.follow([holder, claimed])
                 assert len(reader) == 2
-                await passes(lambda: len(reader) == 1)
+                await eventually(lambda: len(reader) == 1)
         assert descriptors() == before
         sender.tell(beat(8))
-        await passes(lambda: list(shown(reader).values()) == [8])
+        await eventually(lambda: list(shown(reader).values()) == [8])
 
 
 async def test_pid_that_is_reused() -> None:
@@ -205,7 +198,7 @@ async def test_pid_that_is_reused() -> None:
         (holder,) = own_pages()
         reader.follow([holder._replace(start=holder.start - 1)])
         assert len(reader) == 1
-        await passes(lambda: len(reader) == 0)
+        await eventually(lambda: len(reader) == 0)
         assert shown(reader) == {}
 
 
@@ -215,7 +208,7 @@ async def test_page_whose_descriptor_is_not_known() -> None:
         sender.tell(beat(7))
         (holder,) = own_pages()
         reader.follow([PageHolder(*holder[:3])])
-        await passes(lambda: list(shown(reader).values()) == [7])
+        await eventually(lambda: list(shown(reader).values()) == [7])
         reader.follow([PageHolder(*holder[:3])])
         assert list(shown(reader).values()) == [7]
 
@@ -260,7 +253,7 @@ async def test_process_that_ends() -> None:
         found = only(reader)[1]
         sender.tell(beat(8))
         sender.end()
-        await passes(lambda: len(reader) == 0)
+        await eventually(lambda: len(reader) == 0)
         assert found.message is not None
         assert found.message.step == 8
 
@@ -322,7 +315,7 @@ async def test_garbage_in_a_page() -> None:
         for data in garbage:
             stack.enter_context(sending(TORCH)).tell(data)
         reader.follow(own_pages())
-        await passes(lambda: reader.rejected == len(garbage))
+        await eventually(lambda: reader.rejected == len(garbage))
         assert len(reader) == 0
 
 
@@ -365,11 +358,11 @@ async def test_without_places(monkeypatch: pytest.MonkeyPatch) -> None:
             sender.tell(beat(1))
         first, second, third = sorted(own_pages(), key=lambda holder: holder.start)
         reader.follow([first, second, third])
-        await passes(lambda: len(shown(reader)) == 2)
+        await eventually(lambda: len(shown(reader)) == 2)
         reader.follow([first])
         assert pids(reader) == {first.pid, second.pid}
         reader.follow([third, first])
-        await passes(lambda: pids(reader) == {first.pid, third.pid})
+        await eventually(lambda: pids(reader) == {first.pid, third.pid})
 
 
 def pids(reader: HeartbeatReader) -> set[int]:
@@ -385,7 +378,7 @@ async def test_without_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(reader_module, "open_page", refuse)
             reader.follow(holders)
-            await passes(lambda: reader.unidentified[UnidentifiedSender.UNREADABLE] == 1)
+            await eventually(lambda: reader.unidentified[UnidentifiedSender.UNREADABLE] == 1)
         assert shown(reader) == {}
         await until(reader, lambda: shown(reader))
 
@@ -428,7 +421,7 @@ async def test_a_training_older_than_the_agent() -> None:
             assert told()
             assert reader.rejected == 0
             assert shown(reader) == {}
-        await passes(lambda: not len(reader))
+        await eventually(lambda: not len(reader))
 
 
 async def test_processes_of_another_namespace(tmp_path: Path) -> None:
