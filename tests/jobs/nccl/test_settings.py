@@ -1,4 +1,4 @@
-"""What NCCL makes of the values of its settings, and its rule for lists of interfaces and adapters."""
+"""What NCCL makes of the values of its settings, lists of interfaces and adapters among them."""
 
 from __future__ import annotations
 
