@@ -284,7 +284,7 @@ class ProcessTable:
         again, self._again = self._again & current, set()
         self._budget = SWEEP_LIMIT
         young = self._now() - YOUNG * TICKS
-        for pid in (*self._turn(len(current)), *new):
+        for pid in (*self._turn(len(current)), *self._by_user(new)):
             self._examine(pid, young)
         # After the new ones, which have never been read.
         for pid in again - new:
@@ -296,6 +296,25 @@ class ProcessTable:
         for pid in turn:
             self._known[pid] = self._known.pop(pid)  # to the end
         return turn
+
+    def _by_user(self, pids: Iterable[str]) -> list[str]:
+        """Return processes in an order in which users take turns, as one may start any number whose
+        environments take long to read.
+        """
+        before: Counter[int] = Counter()
+        turns = []
+        for pid in pids:
+            user = self._user(pid)
+            turns.append((before[user], pid))
+            before[user] += 1
+        return [pid for _, pid in sorted(turns)]
+
+    def _user(self, pid: str) -> int:
+        """Return whose a process is, as far as its directory tells; -1 once it has ended."""
+        try:
+            return os.stat(f"{self._proc}/{pid}").st_uid
+        except OSError:
+            return -1
 
     def _examine(self, pid: str, young: float, *, again: bool = False) -> None:
         """Find out whether a process trains; if that fails, the next sweep tries again."""

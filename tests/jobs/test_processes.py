@@ -191,6 +191,23 @@ def test_reading_is_bounded_in_a_sweep(machine: Machine) -> None:
     assert table.unseen[Unseen.DEFERRED] == 0
 
 
+def test_users_take_turns(machine: Machine) -> None:
+    """Whoever starts any number of processes with huge environments does not keep those of another
+    user from being read.
+    """
+    crowd = range(100, 100 + 3 * SWEEP_LIMIT // ENVIRON_LIMIT)
+    for pid in crowd:
+        machine.process(pid, environ(TORCH) + b"X=" + b"x" * ENVIRON_LIMIT)
+    for pid in range(50, 60):
+        machine.process(pid, TORCH)
+
+    class Users(Table):
+        def _user(self, pid: str) -> int:
+            return int(int(pid) in crowd)
+
+    assert {*range(50, 60)} < {*Users(machine).sweep()}
+
+
 def test_many_variables_are_bounded_in_a_sweep(machine: Machine) -> None:
     """Environments of so many empty variables, which cost more than their length, cannot hold up a
     sweep either.
