@@ -191,13 +191,14 @@ def test_reading_is_bounded_in_a_sweep(machine: Machine) -> None:
     assert table.unseen[Unseen.DEFERRED] == 0
 
 
-def test_users_take_turns(machine: Machine) -> None:
-    """Whoever starts any number of processes with huge environments does not keep those of another
+def test_users_take_turns(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts any number of processes with large environments does not keep those of another
     user from being read.
     """
-    crowd = range(100, 100 + 3 * SWEEP_LIMIT // ENVIRON_LIMIT)
+    monkeypatch.setattr(processes, "SWEEP_LIMIT", 64 << 10)
+    crowd = range(100, 148)
     for pid in crowd:
-        machine.process(pid, environ(TORCH) + b"X=" + b"x" * ENVIRON_LIMIT)
+        machine.process(pid, environ(TORCH) + b"X=" + b"x" * 4096)
     for pid in range(50, 60):
         machine.process(pid, TORCH)
 
