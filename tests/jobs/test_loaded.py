@@ -13,7 +13,7 @@ from dshealthd.jobs.loaded import libraries, parse_maps, versions
 from dshealthd.linux.process_root import Root
 from tests.jobs.elf import library
 from tests.jobs.machines import TORCH, training_process
-from tests.jobs.test_installation import environment
+from tests.jobs.test_installation import VERSIONS, WHOLE, environment
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
 MAPS = (
@@ -35,12 +35,7 @@ def directory(
     (place / "maps").write_text(maps)
     (place / "cmdline").write_bytes(command)
     (place / "exe").symlink_to("/usr/bin/python3.11")
-    environment(
-        place / "root/opt/venv",
-        "torch-2.3.0.dist-info",
-        "nvidia_nccl_cu12-2.20.5.dist-info",
-        "deepspeed-0.14.4.dist-info",
-    )
+    environment(place / "root/opt/venv", *WHOLE)
     return place
 
 
@@ -60,23 +55,13 @@ def test_replaced_on_disk() -> None:
 def test_packaged_nccl(tmp_path: Path) -> None:
     """NCCL loaded from the package has its version; the rest comes from the environment."""
     place = directory(tmp_path, MAPS.format(nccl=PACKAGED))
-    assert read(place) == {
-        "torch": "2.3.0+cu121",
-        "cuda": "12.1",
-        "nccl": "2.20.5",
-        "deepspeed": "0.14.4",
-        "python": "3.11.2",
-    }
+    assert read(place) == {**VERSIONS, "python": "3.11.2"}
 
 
 def test_other_nccl_is_loaded(tmp_path: Path) -> None:
     """NCCL that was put before the package's by LD_LIBRARY_PATH or LD_PRELOAD is the one in use."""
-    place = directory(
-        tmp_path,
-        MAPS.format(
-            nccl=PACKAGED.replace(f"{SITE}/nvidia/nccl/lib/libnccl.so.2", "/opt/nccl/libnccl.so.2")
-        ),
-    )
+    other = PACKAGED.replace(f"{SITE}/nvidia/nccl/lib/libnccl.so.2", "/opt/nccl/libnccl.so.2")
+    place = directory(tmp_path, MAPS.format(nccl=other))
     library(place / "root/opt/nccl/libnccl.so.2", b"NCCL version 2.21.5+cuda12.4\0")
     assert read(place)["nccl"] == "2.21.5"
 

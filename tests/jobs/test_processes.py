@@ -319,13 +319,17 @@ def test_hidepid(machine: Machine) -> None:
 
 def test_no_permission() -> None:
     """Without privileges, other users' processes are counted as unseen; they are never "no job"."""
-    program = (
-        "import os, time\nfrom dshealthd.core.collector import Context\nfrom dshealthd.core.host "
-        "import Host\nfrom dshealthd.jobs.processes import ProcessTable, Unseen\ntable = "
-        "ProcessTable(Context(host=Host(), monotonic=time.monotonic, "
-        "wall=time.time))\nos.setgid(65534); "
-        "os.setuid(65534)\ntable.refresh()\nprint(table.unseen[Unseen.PERMISSION_DENIED])"
-    )
+    program = """
+import os
+from dshealthd.core.collector import Context
+from dshealthd.core.host import Host
+from dshealthd.jobs.processes import ProcessTable, Unseen
+table = ProcessTable(Context(host=Host()))
+os.setgid(65534)
+os.setuid(65534)
+table.refresh()
+print(table.unseen[Unseen.PERMISSION_DENIED])
+"""
     if os.getuid() != 0:
         pytest.skip("takes root, to become nobody")
     answer = subprocess.run(

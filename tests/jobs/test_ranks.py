@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Iterable, Mapping
 
 import pytest
@@ -205,7 +204,7 @@ def test_one_localhost_in_two_network_namespaces(scheduler: dict[str, str]) -> N
         with network_namespace():
             started += [start(0), start(1)]
         pids_of = {process.pid for process in started}
-        context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+        context = Context(host=Host())
         identities = [identify(Host(), process.pid, os.getuid()) for process in started]
         table = ProcessTable(context)
         found = [process for process in table.refresh() if process.pid in pids_of]

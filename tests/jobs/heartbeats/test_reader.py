@@ -93,7 +93,7 @@ async def test_sender_is_who_proc_says() -> None:
         with sending(TORCH) as sender:
             sender.tell(beat(7))
             await until(reader, lambda: shown(reader))
-            context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+            context = Context(host=Host())
             (process,) = (
                 found for found in ProcessTable(context).refresh() if found.pid == sender.pid
             )

@@ -142,15 +142,8 @@ class Process:
 
         It maps `library` as it would NCCL's, and writes each byte that it receives to `record`.
         """
-        command = [
-            sys.executable,
-            "-m",
-            "tests.jobs.ras.server",
-            address,
-            str(port),
-            behavior,
-            *map(str, answers),
-        ]
+        command = [sys.executable, "-m", "tests.jobs.ras.server", address, str(port), behavior]
+        command += map(str, answers)
         own = {"PATH": os.environ["PATH"], "TEST_RECORD": str(record or os.devnull)}
         if library is not None:
             own["TEST_LIBRARY"] = str(library)
