@@ -28,7 +28,7 @@ from dshealthd.jobs.ras.address import ras_enabled
 from dshealthd.jobs.ras.evaluation import JobProgress, by_size, lags, troubles
 from dshealthd.jobs.ras.from_json import parse_json
 from dshealthd.jobs.ras.options import NcclRasOptions
-from dshealthd.jobs.ras.protocol import NoListener, RasAnswer, Stranger, Unanswered
+from dshealthd.jobs.ras.protocol import NoListener, Stranger, Unanswered
 from dshealthd.jobs.ras.question import JobProcess
 from dshealthd.jobs.ras.status import ImpossibleAnswer, MalformedAnswer, Status
 from dshealthd.jobs.ras.watched import WatchedJob, own_pid
@@ -211,7 +211,7 @@ class NcclRas(Collector):
         elif isinstance(outcome, Unanswered):
             yield STATE(1, job, "failed")
             yield Fault(f"job {job}", outcome.reason, outcome.detail)
-        elif isinstance(outcome, RasAnswer):
+        elif isinstance(outcome, bytes):
             # Parsing it may take long, or exhaust the memory.
             self.context.entering(f"job {job}")
             try:
@@ -231,9 +231,9 @@ class NcclRas(Collector):
         if known.progress.idle is not None:
             yield IDLE(known.progress.idle, job)
 
-    def _believed(self, known: WatchedJob, answer: RasAnswer, world_size: int | None) -> Status:
+    def _believed(self, known: WatchedJob, answer: bytes, world_size: int | None) -> Status:
         """Return the parsed RAS answer if plausible. Raises MalformedAnswer, ImpossibleAnswer."""
-        status = parse_json(answer.data)
+        status = parse_json(answer)
         versions = known.loaded.versions if known.loaded is not None else frozenset()
         evaluation.check(status, versions, world_size)
         if known.status is not None:

@@ -18,7 +18,6 @@ from dshealthd.jobs.ras.address import ras_enabled
 from dshealthd.jobs.ras.evaluation import JobProgress, lags, troubles
 from dshealthd.jobs.ras.from_json import parse_json
 from dshealthd.jobs.ras.options import NcclRasOptions
-from dshealthd.jobs.ras.protocol import RasAnswer
 from dshealthd.jobs.ras.status import MalformedAnswer
 from dshealthd.linux import privileges
 from dshealthd.linux.forked import Missing
@@ -64,10 +63,10 @@ def query_job(
             time.sleep(PAUSE)
         loaded = question.loaded_by(host, members, releases)
         answer = _answer(environment, host, loaded)
-        text = printable_lines(answer.data.decode(errors="replace"))
+        text = printable_lines(answer.decode(errors="replace"))
         emit(f"nccl-ras-{number}.json", text.encode())
         try:
-            status = parse_json(answer.data)
+            status = parse_json(answer)
             evaluation.check(status, loaded.versions, world_size)
         except MalformedAnswer as error:
             raise Missing(str(error)) from error
@@ -85,7 +84,7 @@ def query_job(
     return found
 
 
-def _answer(environment: Mapping[str, str], host: Host, loaded: Loaded) -> RasAnswer:
+def _answer(environment: Mapping[str, str], host: Host, loaded: Loaded) -> bytes:
     """Return one RAS answer from a process of the job; `Missing` if there is none."""
     decision = question.decide(host, loaded, permit_unknown=False)
     if not decision.is_asked:
@@ -97,6 +96,6 @@ def _answer(environment: Mapping[str, str], host: Host, loaded: Loaded) -> RasAn
     except (ValueError, ArithmeticError) as error:
         raise Missing(str(error)) from error
     ras_client.send_queries([query], NcclRasOptions.timeout, time.monotonic)
-    if not isinstance(query.outcome, RasAnswer):
+    if not isinstance(query.outcome, bytes):
         raise Missing(str(query.outcome)) from query.outcome
     return query.outcome

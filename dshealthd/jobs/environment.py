@@ -174,14 +174,10 @@ def launched_by(environment: Mapping[str, str], place: Launch) -> str:
         return "torchrun"
     if place.launcher is Launcher.TORCH and all(name in environment for name in _DEEPSPEED):
         return "deepspeed"
-    return next(
-        (
-            str(launcher)
-            for launcher, names in _RANKS.items()
-            if launcher is not Launcher.TORCH and names[0] in environment
-        ),
-        "torch",
-    )
+    for launcher, names in _RANKS.items():
+        if launcher is not Launcher.TORCH and names[0] in environment:
+            return str(launcher)
+    return "torch"
 
 
 def watchdog_seconds(environment: Mapping[str, str], told: int) -> int:

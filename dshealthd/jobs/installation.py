@@ -65,13 +65,8 @@ def parse_distributions(names: Iterable[str]) -> set[tuple[str, str]]:
     found = set()
     for name in names:
         if match := _DISTRIBUTION.fullmatch(name):
-            component, version = match.groups()
-            found.add(
-                (
-                    "nccl" if component.lower().startswith("nvidia_nccl") else component.lower(),
-                    version,
-                )
-            )
+            component, version = match[1].lower(), match[2]
+            found.add(("nccl" if component.startswith("nvidia_nccl") else component, version))
     return found
 
 

@@ -62,14 +62,12 @@ def scheduled_in(cgroup: bytes) -> str | None:
 
 def owners(claims: Iterable[JobClaim]) -> dict[str, int | None]:
     """Return the owner of each job that one of these processes claims."""
-    best: dict[str, tuple[tuple[bool, int, int], int | None]] = {}
-    for claim in claims:
-        # The oldest, because a process cannot start in the past: a later claim on somebody else's
-        # job takes nothing from it.
-        rank = (not claim.confirmed, claim.start, claim.pid)
-        if claim.claimed not in best or rank < best[claim.claimed][0]:
-            best[claim.claimed] = rank, claim.user
-    return {job: user for job, (_, user) in best.items()}
+    found: dict[str, int | None] = {}
+    # The oldest, because a process cannot start in the past: a later claim on somebody else's job
+    # takes nothing from it.
+    for claim in sorted(claims, key=lambda one: (not one.confirmed, one.start, one.pid)):
+        found.setdefault(claim.claimed, claim.user)
+    return found
 
 
 def name(claim: JobClaim, known: Mapping[str, int | None]) -> str:

@@ -277,18 +277,14 @@ class ProcessTable:
 
     def _update(self) -> None:
         current = {name for name in os.listdir(self._proc) if name.isdecimal()}
-        for pid in self._known.keys() - current:
+        for pid in (self._known.keys() | self._unseen.keys()) - current:
             self._forget(pid)
-        for pid in self._unseen.keys() - current:
-            del self._unseen[pid]
         self.pids, self.hidden = current, "1" not in current
         new = current - self._known.keys()
         again, self._again = self._again & current, set()
         self._budget = SWEEP_LIMIT
         young = self._now() - YOUNG * TICKS
-        for pid in self._turn(len(current)):
-            self._examine(pid, young)
-        for pid in new:
+        for pid in (*self._turn(len(current)), *self._by_user(new)):
             self._examine(pid, young)
         # After the new ones, which have never been read.
         for pid in again - new:
@@ -300,6 +296,25 @@ class ProcessTable:
         for pid in turn:
             self._known[pid] = self._known.pop(pid)  # to the end
         return turn
+
+    def _by_user(self, pids: Iterable[str]) -> list[str]:
+        """Return processes in an order in which users take turns, as one may start any number whose
+        environments take long to read.
+        """
+        before: Counter[int] = Counter()
+        turns = []
+        for pid in pids:
+            user = self._user(pid)
+            turns.append((before[user], pid))
+            before[user] += 1
+        return [pid for _, pid in sorted(turns)]
+
+    def _user(self, pid: str) -> int:
+        """Return whose a process is, as far as its directory tells; -1 once it has ended."""
+        try:
+            return os.stat(f"{self._proc}/{pid}").st_uid
+        except OSError:
+            return -1
 
     def _examine(self, pid: str, young: float, *, again: bool = False) -> None:
         """Find out whether a process trains; if that fails, the next sweep tries again."""
@@ -323,7 +338,8 @@ class ProcessTable:
             self._forget(pid)  # it vanished
         except OSError as error:
             self._forget(pid)
-            self._unseen[pid] = _unseen(error)
+            refused = os_reason(error) is Reason.PERMISSION_DENIED
+            self._unseen[pid] = Unseen.PERMISSION_DENIED if refused else Unseen.UNREADABLE
         except documents.MISSHAPEN:
             self._forget(pid)
             self._unseen[pid] = Unseen.UNREADABLE
@@ -379,11 +395,3 @@ class ProcessTable:
         if self._machine is None:
             self._machine = boot_id(self._context.host)
         return self._machine
-
-
-def _unseen(error: OSError) -> Unseen:
-    return (
-        Unseen.PERMISSION_DENIED
-        if os_reason(error) is Reason.PERMISSION_DENIED
-        else Unseen.UNREADABLE
-    )

@@ -11,6 +11,7 @@ from dshealthd.jobs.hangs.exits import KEPT, ExitKind, read_exit
 from dshealthd.jobs.hangs.states import STOPPED
 from dshealthd.jobs.processes import boot_id
 from dshealthd.jobs.ranks import Ranks
+from dshealthd.jobs.shares import share_places
 from dshealthd.linux.activity import ThreadState, activity
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from dshealthd.jobs.ranks import Run
 
 MAX_RANKS = 256
-"""Most ranks that are followed: each takes a descriptor."""
+"""Most ranks that are followed: each takes a descriptor. Users take turns, then runs."""
 End: TypeAlias = "tuple[_RankProcess, ExitKind, float]"
 """A process that has ended, how, and the monotonic time of the sample that saw it."""
 _SIGNALS = {ExitKind.KILLED, ExitKind.CRASHED}
@@ -49,6 +50,7 @@ class _RankProcess(NamedTuple):
     descriptor: int
     """A pidfd; -1 if there is none."""
     launcher: tuple[int, str] | None
+    user: int | None
 
 
 class RankProcesses:
@@ -118,7 +120,7 @@ class RankProcesses:
         its rank has a new process, and a run's own failure once all have ended.
         """
         living = {
-            process.key: ((run.job, run.name), rank, process.launcher)
+            process.key: ((run.job, run.name), rank, process)
             for run in runs
             for rank, members in run.ranks.items()
             for process in members
@@ -131,7 +133,7 @@ class RankProcesses:
             _release(followed)
         places = {(run, rank) for run, rank, _ in living.values()}
         going = {run for run, _ in places}
-        launchers = {launcher for *_, launcher in living.values()} - {None}
+        launchers = {process.launcher for *_, process in living.values()} - {None}
         self._failed = [
             end
             for end in self._failed
@@ -139,7 +141,9 @@ class RankProcesses:
         ]
         for run in {end[0].run for end in self._ended.values()} - going:
             self._failed += _failures([end for end in self._ended.values() if end[0].run == run])
-        del self._failed[:-MAX_RANKS]
+        self._failed = share_places(
+            self._failed, MAX_RANKS, lambda end: (end[0].user, end[0].run, -end[2])
+        )
         self._ended = {
             key: end
             for key, end in self._ended.items()
@@ -147,13 +151,21 @@ class RankProcesses:
             and (end[0].run, end[0].rank) not in places
             and now - end[2] < KEPT
         }
-        for key, (run, rank, launcher) in living.items():
-            if key not in self._followed and len(self._followed) < MAX_RANKS:
+        wanted = share_places(
+            living.values(), MAX_RANKS, lambda one: (one[2].user, one[0], one[2].start)
+        )
+        for key in self._followed.keys() - {process.key for *_, process in wanted}:
+            _release(self._followed.pop(key))
+        for run, rank, process in wanted:
+            if process.key not in self._followed:
+                pid = process.pid
                 try:
-                    descriptor = os.pidfd_open(key[0])
+                    descriptor = os.pidfd_open(pid)
                 except OSError:  # before Linux 5.3, or it has just ended
                     descriptor = -1
-                self._followed[key] = _RankProcess(run, rank, key[0], descriptor, launcher)
+                self._followed[process.key] = _RankProcess(
+                    run, rank, pid, descriptor, process.launcher, process.user
+                )
 
 
 def _failures(ends: Sequence[End]) -> Iterator[End]:

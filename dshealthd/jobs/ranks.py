@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dshealthd.jobs.environment import MPI_JOBS, RENDEZVOUS, digest, is_loopback, scheduler_job
@@ -63,30 +63,23 @@ class Run:
         There is none for MASTER_ADDR if it is loopback and rank 0 is on this node: it is correct
         here, and differs from that of other nodes.
         """
-        address = _address(self.rendezvous)
+        address = self.rendezvous["MASTER_ADDR"]
         if not address:
             return {}
-        found = {}
+        first, found = self.processes[0], {}
         for variable in RENDEZVOUS[:3]:
-            if variable == "MASTER_ADDR" and is_loopback(address) and 0 in self.ranks:
-                continue
+            here = ""
+            if is_loopback(address):
+                if variable != "MASTER_ADDR":
+                    here = machine + first.network
+                elif 0 in self.ranks:
+                    continue
             rest = [
                 f"{name}={value}" for name, value in self.rendezvous.items() if name != variable
             ]
-            first = self.processes[0]
-            here = (
-                machine + first.network
-                if is_loopback(address) and variable != "MASTER_ADDR"
-                else ""
-            )
-            found[variable] = digest(
-                scheduler_job(first.environment) or "", *_user(first), here, *rest
-            )
+            job = scheduler_job(first.environment) or ""
+            found[variable] = digest(job, *_user(first), here, *rest)
         return found
-
-
-def _address(values: Mapping[str, str]) -> str:
-    return values.get("MASTER_ADDR", "").strip().lower()
 
 
 def _user(process: TrainingProcess) -> tuple[str, ...]:
@@ -96,7 +89,7 @@ def _user(process: TrainingProcess) -> tuple[str, ...]:
 def _rendezvous(process: TrainingProcess) -> dict[str, str]:
     """Return the rendezvous of a rank, with the world size that its launcher set."""
     values = {name: process.environment.get(name, "") for name in RENDEZVOUS}
-    values["MASTER_ADDR"] = _address(values)
+    values["MASTER_ADDR"] = values["MASTER_ADDR"].strip().lower()
     values["WORLD_SIZE"] = (
         "" if process.launch.world_size is None else str(process.launch.world_size)
     )
@@ -126,12 +119,8 @@ def _inherits(child: Launch, parent: Launch) -> bool:
     """Return whether a rank has started a process in its own place, as an engine that generates
     rollouts, which may meet elsewhere: a launcher of one rank has no place among those of its node.
     """
-    where = child.launcher, child.rank, child.local_rank
-    return child.local_rank is not None and where == (
-        parent.launcher,
-        parent.rank,
-        parent.local_rank,
-    )
+    same_place = child == replace(parent, world_size=child.world_size)
+    return same_place and child.local_rank is not None
 
 
 class Ranks:

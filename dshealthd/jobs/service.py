@@ -185,7 +185,7 @@ class Jobs:
         if not reader.is_open:
             self._problem = None
             try:
-                reader.start(asyncio.get_running_loop())
+                reader.start()
             except SourceError as error:
                 self._problem = error
                 return

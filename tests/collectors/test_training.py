@@ -196,6 +196,16 @@ def test_runs_of_one_allocation() -> None:
     }
 
 
+def test_a_run_within_the_only_rank() -> None:
+    """The child that meets elsewhere is no run beside its parent's; of two that are each other's
+    children, by pids that were used again, none is left out.
+    """
+    for parent, shown in ((1, [50]), (51, [50, 51])):
+        child = entry(51, 101, parent=50, MASTER_PORT="29600")
+        ranks = by_rank([entry(50, 100, parent=parent), child])
+        assert [who.process.pid for who, _ in ranks["run-1", 3]] == shown
+
+
 async def test_ranks_on_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that report are shown with their job; those above the most are counted."""
     torchrun = {**TORCH, "TORCHELASTIC_RUN_ID": "r1"}

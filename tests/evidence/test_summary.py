@@ -7,7 +7,7 @@ import pytest
 from dshealthd.evidence import stacks, summary
 from dshealthd.evidence.findings import CollectedEvidence, HangCase, RankEvidence
 from dshealthd.evidence.service import case
-from dshealthd.jobs.hangs.classes import HangClass, explain
+from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.judge import Standstill
 
 METRICS = """\
@@ -81,18 +81,12 @@ def test_the_summary_says_who_is_at_fault_at_the_top() -> None:
 def test_no_rank_is_named_without_all_ranks() -> None:
     """Where the detector names no rank, the summary says why, and steps name none either."""
     found = findings()
-    found.case = case(
-        Standstill(
-            job="slurm-7",
-            reason=HangClass.DESYNC,
-            culprits=(),
-            ranks=(),
-            since=1_795_271_300.0,
-        )
-    )
+    since, reason = 1_795_271_300.0, HangClass.DESYNC
+    still = Standstill(job="slurm-7", reason=reason, culprits=(), ranks=(), since=since)
+    found.case = case(still)
     lines = summary.write(found).splitlines()
     assert lines[5:8] == [
-        f"  cause: {explain(HangClass.DESYNC, named=False, whole=False)}",
+        f"  cause: {still.explanation}",
         "  heartbeats of slurm-7, ranks here only: step 99: rank 1; step 100: rank 0",
         "",
     ]

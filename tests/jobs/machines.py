@@ -13,6 +13,8 @@ from typing import Any
 
 from dshealthd.core.collector import Context, Fault
 from dshealthd.core.host import Host
+from dshealthd.jobs.environment import launch
+from dshealthd.jobs.processes import TrainingProcess, read_stat
 
 TORCH = {
     "RANK": "3",
@@ -35,6 +37,21 @@ class Clock:
         return self.now
 
 
+def started(pid: int) -> int:
+    """Return the ticks at which a process of this machine has started."""
+    return read_stat(Host(), pid).start
+
+
+def training_process(
+    pid: int, variables: Mapping[str, str] = TORCH, *, start: int = 1, **fields: Any
+) -> TrainingProcess:
+    """Return a process of `run-1`, if `fields` have no other, with a launcher's variables."""
+    place = launch(variables)
+    assert place is not None
+    of_process = {"parent": 1, "job": "run-1", **fields}
+    return TrainingProcess(pid, start, launch=place, environment=variables, **of_process)
+
+
 def stat_line(
     pid: int,
     *,
@@ -48,17 +65,11 @@ def stat_line(
     ticks: int = 13,
     waited: int = 15,
 ) -> bytes:
-    """Return a `/proc/<pid>/stat` of 52 fields."""
-    fields = [str(field) for field in range(52)]
-    fields[2], fields[3], fields[8], fields[21], fields[49] = (
-        state,
-        str(parent),
-        str(flags),
-        str(start),
-        str(image),
-    )
-    fields[6], fields[13], fields[15] = str(terminal), str(ticks), str(waited)
-    return str(pid).encode() + b" (" + comm + b") " + " ".join(fields[2:]).encode() + b"\n"
+    """Return a `/proc/<pid>/stat` of 52 fields, with so many ticks of the CPU in user mode."""
+    fields: list[object] = list(range(52))
+    fields[2:4], fields[6], fields[8] = (state, parent), terminal, flags
+    fields[13], fields[15], fields[21], fields[49] = ticks, waited, start, image
+    return b"%d (%b) %b\n" % (pid, comm, " ".join(map(str, fields[2:])).encode())
 
 
 def environ(variables: Mapping[str, str]) -> bytes:

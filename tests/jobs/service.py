@@ -42,12 +42,8 @@ async def jobs(
     """
     service = Jobs(time.monotonic, time.time, on_look, state, pages=own_pages)
     await service.apply(config)
+    context = Context(host=config.path.host, services=(service,))
     try:
-        yield (
-            service,
-            Context(
-                host=config.path.host, monotonic=time.monotonic, wall=time.time, services=(service,)
-            ),
-        )
+        yield service, context
     finally:
         await service.close()

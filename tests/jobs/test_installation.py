@@ -30,6 +30,11 @@ hip: Optional[str] = None
 """
 
 
+WHOLE = ("torch-2.3.0.dist-info", "nvidia_nccl_cu12-2.20.5.dist-info", "deepspeed-0.14.4.dist-info")
+VERSIONS = {"torch": "2.3.0+cu121", "cuda": "12.1", "nccl": "2.20.5", "deepspeed": "0.14.4"}
+"""Of these distributions, without Python's."""
+
+
 def installed(root: Path, prefix: str) -> Versions:
     """Return what is installed at a prefix below a root."""
     with Root.of_owner(root, prefix) as place:
@@ -89,20 +94,8 @@ def test_distributions() -> None:
 
 def test_virtual_environment(tmp_path: Path) -> None:
     """Torch with its build, CUDA, NCCL, DeepSpeed and Python are told."""
-    environment(
-        tmp_path / "opt/venv",
-        "torch-2.3.0.dist-info",
-        "nvidia_nccl_cu12-2.20.5.dist-info",
-        "deepspeed-0.14.4.dist-info",
-    )
-    found = installed(tmp_path, "/opt/venv")
-    assert dict(found) == {
-        "torch": "2.3.0+cu121",
-        "cuda": "12.1",
-        "nccl": "2.20.5",
-        "deepspeed": "0.14.4",
-        "python": "3.11.2",
-    }
+    environment(tmp_path / "opt/venv", *WHOLE)
+    assert dict(installed(tmp_path, "/opt/venv")) == {**VERSIONS, "python": "3.11.2"}
 
 
 def test_without_cuda(tmp_path: Path) -> None:

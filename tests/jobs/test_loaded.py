@@ -8,14 +8,12 @@ import sys
 from pathlib import Path
 
 from dshealthd.core.host import Host
-from dshealthd.jobs.environment import launch
 from dshealthd.jobs.installation import Installations
 from dshealthd.jobs.loaded import libraries, parse_maps, versions
-from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.linux.process_root import Root
 from tests.jobs.elf import library
-from tests.jobs.machines import TORCH
-from tests.jobs.test_installation import environment
+from tests.jobs.machines import TORCH, training_process
+from tests.jobs.test_installation import VERSIONS, WHOLE, environment
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
 MAPS = (
@@ -28,14 +26,6 @@ MAPS = (
 PACKAGED = f"7f1ea0000000-7f1ea0001000 r--p 00000000 fe:00 79 {SITE}/nvidia/nccl/lib/libnccl.so.2\n"
 
 
-def process(**more: str) -> TrainingProcess:
-    """Return a training process with a launcher's environment."""
-    variables = {**TORCH, **more}
-    place = launch(variables)
-    assert place is not None
-    return TrainingProcess(50, 100, 1, "run-1", place, variables)
-
-
 def directory(
     tmp_path: Path, maps: str, command: bytes = b"/opt/venv/bin/python\0train.py\0"
 ) -> Path:
@@ -45,21 +35,15 @@ def directory(
     (place / "maps").write_text(maps)
     (place / "cmdline").write_bytes(command)
     (place / "exe").symlink_to("/usr/bin/python3.11")
-    environment(
-        place / "root/opt/venv",
-        "torch-2.3.0.dist-info",
-        "nvidia_nccl_cu12-2.20.5.dist-info",
-        "deepspeed-0.14.4.dist-info",
-    )
+    environment(place / "root/opt/venv", *WHOLE)
     return place
 
 
 def read(place: Path, **more: str) -> dict[str, str]:
     """Return what the process runs with."""
+    process = training_process(50, {**TORCH, **more})
     with Root.of_process(Host(procfs=place.parent), int(place.name)) as root:
-        return dict(
-            versions(root, str(place), process(**more), libraries(str(place)), Installations())
-        )
+        return dict(versions(root, str(place), process, libraries(str(place)), Installations()))
 
 
 def test_replaced_on_disk() -> None:
@@ -71,23 +55,13 @@ def test_replaced_on_disk() -> None:
 def test_packaged_nccl(tmp_path: Path) -> None:
     """NCCL loaded from the package has its version; the rest comes from the environment."""
     place = directory(tmp_path, MAPS.format(nccl=PACKAGED))
-    assert read(place) == {
-        "torch": "2.3.0+cu121",
-        "cuda": "12.1",
-        "nccl": "2.20.5",
-        "deepspeed": "0.14.4",
-        "python": "3.11.2",
-    }
+    assert read(place) == {**VERSIONS, "python": "3.11.2"}
 
 
 def test_other_nccl_is_loaded(tmp_path: Path) -> None:
     """NCCL that was put before the package's by LD_LIBRARY_PATH or LD_PRELOAD is the one in use."""
-    place = directory(
-        tmp_path,
-        MAPS.format(
-            nccl=PACKAGED.replace(f"{SITE}/nvidia/nccl/lib/libnccl.so.2", "/opt/nccl/libnccl.so.2")
-        ),
-    )
+    other = PACKAGED.replace(f"{SITE}/nvidia/nccl/lib/libnccl.so.2", "/opt/nccl/libnccl.so.2")
+    place = directory(tmp_path, MAPS.format(nccl=other))
     library(place / "root/opt/nccl/libnccl.so.2", b"NCCL version 2.21.5+cuda12.4\0")
     assert read(place)["nccl"] == "2.21.5"
 

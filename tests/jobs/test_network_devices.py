@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,9 +25,7 @@ def devices(
     host: Host, entering: Callable[[str], Fault | None] = lambda _part: None
 ) -> NetworkDevices:
     """Return what there is on a host."""
-    return NetworkDevices(
-        Context(host=host, monotonic=time.monotonic, wall=time.time, entering=entering)
-    )
+    return NetworkDevices(Context(host=host, entering=entering))
 
 
 def test_names() -> None:

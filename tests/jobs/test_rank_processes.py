@@ -6,16 +6,16 @@ import dataclasses
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.jobs.environment import launch
-from dshealthd.jobs.processes import TrainingProcess
-from dshealthd.jobs.rank_processes import RankProcesses
-from tests.jobs.machines import TORCH
+from dshealthd.jobs.hangs.exits import ExitKind
+from dshealthd.jobs.processes import TrainingProcess, read_stat
+from dshealthd.jobs.rank_processes import RankProcesses, _RankProcess
+from tests.jobs.machines import TORCH, started, training_process
 from tests.waiting import until
 
 KEPT = 600.0
@@ -38,24 +38,15 @@ def ranks() -> Iterator[list[subprocess.Popen[bytes]]]:
             stream.close()
 
 
-def started(pid: int) -> int:
-    """Return the ticks at which a process started."""
-    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-        return int(file.read().rpartition(")")[2].split()[19])
-
-
 class Scene:
     """The ranks of a job, without those that are gone, as a table of processes shows them."""
 
     def __init__(self, ranks: list[subprocess.Popen[bytes]]) -> None:
         self.processes: list[TrainingProcess] = []
         for number, rank in enumerate(ranks):
-            environment = {**TORCH, "RANK": str(number), "LOCAL_RANK": str(number)}
-            place = launch(environment)
-            assert place is not None
-            self.processes.append(
-                TrainingProcess(rank.pid, started(rank.pid), 1, "run-1", place, environment)
-            )
+            variables = {**TORCH, "RANK": str(number), "LOCAL_RANK": str(number)}
+            start = started(rank.pid)
+            self.processes.append(training_process(rank.pid, variables, start=start))
         self.watch = RankProcesses(Host())
         self.now = 0.0
 
@@ -65,14 +56,10 @@ class Scene:
         left = [one for number, one in enumerate(self.processes) if number not in gone]
         return {(one.rank, one.what, one.seconds) for one in self.watch.troubles(left, self.now)}
 
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something."""
-        until(condition)
-
-    def state(self, number: int) -> str:
-        """Return the kernel's letter for a rank."""
-        with open(f"/proc/{self.processes[number].pid}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(")")[2].split()[0]
+    def await_state(self, state: str, *numbers: int) -> None:
+        """Wait until ranks are in a state, by the kernel's letter."""
+        pids = [self.processes[number].pid for number in numbers]
+        until(lambda: all(read_stat(Host(), pid).state == state for pid in pids))
 
 
 def test_a_rank_that_is_stopped(ranks: list[subprocess.Popen[bytes]]) -> None:
@@ -83,16 +70,16 @@ def test_a_rank_that_is_stopped(ranks: list[subprocess.Popen[bytes]]) -> None:
     with closing(scene.watch):
         assert scene.look() == set()
         ranks[1].send_signal(signal.SIGSTOP)
-        scene.until(lambda: scene.state(1) == "T")
+        scene.await_state("T", 1)
         assert scene.look() == {(1, "stopped", 0.0)}
         assert scene.look() == {(1, "stopped", 10.0)}
         for rank in (ranks[0], ranks[2]):
             rank.send_signal(signal.SIGSTOP)
-        scene.until(lambda: scene.state(0) == scene.state(2) == "T")
+        scene.await_state("T", 0, 2)
         assert scene.look() == set()
         for rank in ranks:
             rank.send_signal(signal.SIGCONT)
-        scene.until(lambda: all(scene.state(number) != "T" for number in range(3)))
+        scene.await_state("S", 0, 1, 2)
         assert scene.look() == set()
 
 
@@ -103,7 +90,7 @@ def test_a_rank_that_is_killed(ranks: list[subprocess.Popen[bytes]], *, reaped: 
     with closing(scene.watch):
         scene.look()
         ranks[1].kill()
-        scene.until(lambda: scene.state(1) == "Z")
+        scene.await_state("Z", 1)
         if reaped:
             ranks[1].wait()
         # Before Linux 6.15 nobody knows how a process ended that its parent has reaped.
@@ -113,7 +100,7 @@ def test_a_rank_that_is_killed(ranks: list[subprocess.Popen[bytes]], *, reaped: 
         assert scene.look(gone=(1,)) == {(1, what, 10.0)}
         for other in (ranks[0], ranks[2]):
             other.terminate()
-        scene.until(lambda: scene.state(0) == scene.state(2) == "Z")
+        scene.await_state("Z", 0, 2)
         assert scene.look(gone=(0, 1, 2)) == ({(1, what, 20.0)} if what == "killed" else set())
 
 
@@ -130,7 +117,7 @@ def test_a_run_that_ends_with_a_rank(
         ranks[1].kill()
         for rank in (ranks[0], ranks[2]):
             rank.send_signal(signal.SIGKILL if everyone else signal.SIGTERM)
-        scene.until(lambda: all(scene.state(number) == "Z" for number in range(3)))
+        scene.await_state("Z", 0, 1, 2)
         told = set() if everyone else {(1, "killed")}
         for _ in range(2):
             found = scene.look(gone=(0, 1, 2))
@@ -147,11 +134,10 @@ def test_a_rank_that_is_started_anew(ranks: list[subprocess.Popen[bytes]]) -> No
     with closing(scene.watch):
         scene.look()
         ranks[1].kill()
-        scene.until(lambda: scene.state(1) == "Z")
+        scene.await_state("Z", 1)
         assert len(scene.look(gone=(1,))) == 1
-        scene.processes[1] = TrainingProcess(
-            ranks[2].pid, started(ranks[2].pid), 1, "run-1", first.launch, first.environment
-        )
+        pid = ranks[2].pid
+        scene.processes[1] = dataclasses.replace(first, pid=pid, start=started(pid))
         assert scene.look() == set()
 
 
@@ -179,20 +165,36 @@ def test_a_run_that_its_launcher_starts_anew(
         scene.look()
         ranks[0].terminate()
         ranks[1].kill()
-        scene.until(lambda: scene.state(0) == scene.state(1) == "Z")
+        scene.await_state("Z", 0, 1)
         assert scene.look(gone=(0, 1)) == {(1, "killed", 0.0)}
         scene.processes = [anew]
         assert scene.look() == (set() if run else {(1, "killed", 10.0)})
 
 
 def test_so_many_are_followed() -> None:
-    """A descriptor each: not of whatever a user starts."""
+    """A descriptor each: not of whatever a user starts, who leaves places to others."""
     scene = Scene([])
     for number in range(257):
-        environment = {**TORCH, "RANK": str(number), "WORLD_SIZE": "257"}
-        place = launch(environment)
-        assert place is not None
-        one = TrainingProcess(1 << 23 | number, 1, 1, "run-1", place, environment)
-        scene.processes.append(one)
+        variables = {**TORCH, "RANK": str(number), "WORLD_SIZE": "257"}
+        scene.processes.append(training_process(1 << 23 | number, variables, user=1))
     scene.look()
     assert len(scene.watch._followed) == 256
+    other = training_process(1 << 22, start=2, job="run-2", user=2)
+    scene.processes.append(other)
+    scene.look()
+    assert len(scene.watch._followed) == 256
+    assert other.key in scene.watch._followed
+
+
+def test_so_many_failures_are_remembered() -> None:
+    """The latest, of each user: nobody's are pushed out by those of another."""
+    watch = RankProcesses(Host())
+    ends = [(f"run-{number}", 1, float(number)) for number in range(1, 300)]
+    watch._failed = [
+        (_RankProcess((job, ""), 0, 1, -1, None, user), ExitKind.KILLED, at)
+        for job, user, at in [("run-0", 2, 0.0), *ends]
+    ]
+    told = [trouble.job for trouble in watch.troubles([], 300.0)]
+    assert len(told) == 256
+    assert {"run-0", "run-299"} <= {*told}
+    assert "run-1" not in told

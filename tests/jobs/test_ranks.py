@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Iterable, Mapping
 
 import pytest
@@ -16,6 +15,7 @@ from dshealthd.jobs.heartbeats.identity import Identity, identify
 from dshealthd.jobs.processes import ProcessTable, TrainingProcess
 from dshealthd.jobs.ranks import Ranks, Run
 from tests.environments import wait_for_environment
+from tests.jobs.machines import training_process
 from tests.netns import network_namespace
 
 BASE = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
@@ -25,11 +25,8 @@ def process(
     pid: int, environment: dict[str, str], *, parent: int = 1, start: int = 0
 ) -> TrainingProcess:
     """Return a process as the table tells it."""
-    place = launch(environment)
-    assert place is not None
-    return TrainingProcess(
-        pid, start or pid, parent, job_name(environment, "m"), place, environment
-    )
+    job = job_name(environment, "m")
+    return training_process(pid, environment, start=start or pid, parent=parent, job=job)
 
 
 def rank(
@@ -207,7 +204,7 @@ def test_one_localhost_in_two_network_namespaces(scheduler: dict[str, str]) -> N
         with network_namespace():
             started += [start(0), start(1)]
         pids_of = {process.pid for process in started}
-        context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+        context = Context(host=Host())
         identities = [identify(Host(), process.pid, os.getuid()) for process in started]
         table = ProcessTable(context)
         found = [process for process in table.refresh() if process.pid in pids_of]

@@ -8,9 +8,8 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.jobs.environment import launch
-from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.jobs.shares import jobs_with_places, share_places
+from tests.jobs.machines import training_process
 
 MAX_JOBS = 16
 
@@ -37,13 +36,11 @@ def test_an_idle_job_does_not_keep_out_the_same_users_next() -> None:
 
 def test_jobs_of_processes() -> None:
     """Sixteen old `sleep` of one user leave another user's job its series."""
-    place = launch({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "x", "MASTER_PORT": "1"})
-    assert place is not None
     processes = [
-        TrainingProcess(pid, pid, 1, f"sleep-{pid}", place, {}, user=1)
+        training_process(pid, start=pid, job=f"sleep-{pid}", user=1)
         for pid in range(2, 2 + MAX_JOBS)
     ]
-    processes.append(TrainingProcess(90, 90, 1, "run", place, {}, user=2))
+    processes.append(training_process(90, start=90, job="run", user=2))
     found = jobs_with_places(processes)
     assert "run" in found
     assert len(found) == MAX_JOBS

@@ -64,8 +64,6 @@ SINGLE = {
     # a look, in a directory opened by Root; opened by Root
     "jobs/nccl/inspector.py": ("name", "directory", "descriptor"),
     "jobs/network_devices.py": ("place",),  # sysfs
-    # descriptors of the agent's peers in procfs; descriptors of a process in procfs
-    "jobs/ras/peer.py": ("place", "entry.path"),
     # procfs
     "linux/activity.py": ("f'{task}/stat'", "f'{task}/schedstat'", "place", "f'{place}/{thread}'"),
     "linux/gpu_direct.py": ("place",),  # sysfs

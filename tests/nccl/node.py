@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from dshealthd.collectors.nccl_ras import NcclRas
@@ -30,6 +32,15 @@ def add(proc: Path, *jobs: Job) -> None:
     """Have a `/proc` that was made by `show` show the processes of more jobs."""
     for rank in (rank for job in jobs for rank in job.ranks):
         (proc / str(rank.pid)).symlink_to(f"/proc/{rank.pid}")
+
+
+def evidence(name: str, state: Path, *flags: str) -> str:
+    """Take evidence of a job by hand, and return its summary."""
+    command = [sys.executable, "-m", "dshealthd", "evidence", "--job", name]
+    command += ["--path.state", str(state), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 class Node:

@@ -5,8 +5,6 @@ Which rank it names, what for, and after how many seconds; and that it names nob
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ import pytest
 
 from tests.agents import RunningAgent, running
 from tests.nccl.job import Job
-from tests.nccl.node import show
+from tests.nccl.node import evidence, show
 
 pytestmark = [pytest.mark.nccl, pytest.mark.timeout(1200)]
 
@@ -81,15 +79,14 @@ SITUATIONS = {
 
 @dataclass
 class Seen:
-    """What the metrics said of a job since the fault, and after how many seconds first."""
+    """What the metrics said of a job since the fault."""
 
-    behind: dict[tuple[str, int], float] = field(default_factory=dict)
-    troubles: dict[tuple[str, str], float] = field(default_factory=dict)
+    behind: set[tuple[str, int]] = field(default_factory=set)
+    troubles: set[tuple[str, str]] = field(default_factory=set)
     gpus: set[tuple[str, str]] = field(default_factory=set)
-    idle: float = 0.0
     states: set[str] = field(default_factory=set)
 
-    def look(self, agent: RunningAgent, job: Job, seconds: float) -> None:
+    def look(self, agent: RunningAgent, job: Job) -> None:
         """Take one scrape."""
         series = agent.scrape().series
 
@@ -99,21 +96,19 @@ class Seen:
                     yield labels, value
 
         for labels, value in of("rank_operations_behind"):
-            self.behind.setdefault((labels["rank"], int(value)), seconds)
+            self.behind.add((labels["rank"], int(value)))
             self.gpus.add((labels["rank"], labels["gpu"]))
         for labels, _ in of("rank_trouble_info"):
-            self.troubles.setdefault((labels["rank"], labels["trouble"]), seconds)
+            self.troubles.add((labels["rank"], labels["trouble"]))
             self.gpus.add((labels["rank"], labels["gpu"]))
-        self.idle = max([self.idle, *(value for _, value in of("answers_without_progress"))])
         self.states |= {labels["state"] for labels, _ in of("ras_state")}
 
 
 @pytest.mark.parametrize("version", ["2.28.9", "2.30.7"])
 def test_agent(version: str, make_job: Callable[..., Job], tmp_path: Path) -> None:
     """Every culprit is named by rank and GPU, and nobody else is."""
-    tried = SITUATIONS
     jobs: dict[str, Job] = {}
-    for name in tried:
+    for name in SITUATIONS:
         jobs[name] = job = make_job(version, SIZE)
         job.join()
         job.split("pair", [0, 0, 1, 1])
@@ -122,27 +117,27 @@ def test_agent(version: str, make_job: Callable[..., Job], tmp_path: Path) -> No
     flags = ("--path.procfs", str(show(view, *jobs.values())), "--path.dev", str(view))
     (view / "nvidiactl").touch()
     with running(tmp_path, "", flags=flags) as agent:
-        train(jobs, tried, until=answered_twice(agent, jobs))
+        train(jobs, SITUATIONS, until=answered_twice(agent, jobs))
         for name, job in jobs.items():
-            if (fault := tried[name].fault) is not None:
+            if (fault := SITUATIONS[name].fault) is not None:
                 fault(job)
         started = time.monotonic()
-        seen = {name: Seen() for name in tried}
+        seen = {name: Seen() for name in SITUATIONS}
 
         def watch() -> bool:
             for name, job in jobs.items():
-                seen[name].look(agent, job, time.monotonic() - started)
+                seen[name].look(agent, job)
             return time.monotonic() - started > WATCHED
 
-        train(jobs, {name: tried[name] for name in tried if tried[name].goes_on}, until=watch)
+        going = {name: one for name, one in SITUATIONS.items() if one.goes_on}
+        train(jobs, going, until=watch)
     problems = []
-    for name, situation in tried.items():
+    for name, situation in SITUATIONS.items():
         found = seen[name]
-        print(f"{version} {name}: {told(found)}")
-        if set(found.behind) != set(situation.behind.items()):
+        if found.behind != set(situation.behind.items()):
             problems.append(f"{name}: behind {found.behind}")
         right = {(rank, what) for rank, all in situation.troubles.items() for what in all}
-        if set(found.troubles) != right:
+        if found.troubles != right:
             problems.append(f"{name}: troubles {found.troubles}")
         if any(rank.isdecimal() and rank != gpu for rank, gpu in found.gpus):
             problems.append(f"{name}: on GPUs {found.gpus}")
@@ -151,7 +146,7 @@ def test_agent(version: str, make_job: Callable[..., Job], tmp_path: Path) -> No
         if jobs[name].ended():
             problems.append(f"{name}: ended {jobs[name].ended()}")
     assert not problems
-    summary = evidence(jobs["killed"], tmp_path, flags)
+    summary = evidence(jobs["killed"].name, tmp_path / "state", *flags)
     assert "rank 3 on 127.0.0.1 GPU 3 is dead" in summary, summary
 
 
@@ -172,30 +167,3 @@ def answered_twice(agent: RunningAgent, jobs: dict[str, Job]) -> Callable[[], bo
         return names <= {dict(key)["training_job"] for key in series}
 
     return answered
-
-
-def told(seen: Seen) -> str:
-    """Return what was seen, in a line."""
-    parts = [
-        f"rank {rank or '?'} behind by {behind} after {seconds:.0f} s"
-        for (rank, behind), seconds in seen.behind.items()
-    ]
-    parts += [
-        f"rank {rank or '?'} {what} after {seconds:.0f} s"
-        for (rank, what), seconds in seen.troubles.items()
-    ]
-    return (", ".join(parts) or "nobody named") + f"; answers without progress {seen.idle:.0f}"
-
-
-def evidence(job: Job, folder: Path, flags: tuple[str, ...]) -> str:
-    """Return the summary of the evidence of a job."""
-    command = [sys.executable, "-m", "dshealthd", "evidence", "--job", job.name, *flags]
-    done = subprocess.run(
-        [*command, "--path.state", str(folder / "state")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout

@@ -72,6 +72,5 @@ def test_memory(
         node = Node(job, tmp_path)
         assert node.state(node.sweep()) == state
         found = grown(job)
-        print(f"{version} {family}: the peak grew by {found} bytes")
         assert cost <= found < cost + (4 << 20)
         job.close()

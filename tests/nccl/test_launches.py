@@ -12,7 +12,7 @@ import pytest
 from dshealthd.jobs.launches.library import places
 from dshealthd.jobs.launches.programs import FUNCTIONS, ORDERED, UNORDERED
 from dshealthd.linux.elf import functions
-from tests.jobs.launches.machine import Machine
+from tests.jobs.launches.machine import machine_of
 from tests.jobs.launches.service import run, text_of, wait, wait_for_original_text
 from tests.nccl.header import launching
 from tests.nccl.job import Job
@@ -47,11 +47,8 @@ def test_counts(version: str, make_job: Callable[..., Job], tmp_path: Path) -> N
     stream is held nobody is.
     """
     job = make_job(version, SIZE)
-    for rank in job.ranks:
-        rank.ask("sync")
-    machine = Machine(tmp_path, [rank.pid for rank in job.ranks])
     operations = OPERATIONS + SINCE_2_28 * (int(version.split(".")[1]) >= 28)
-    try:
+    with machine_of(tmp_path, job) as machine:
         machine.turn()
         job.join()
         job.join("pair", [1, 3])
@@ -78,8 +75,6 @@ def test_counts(version: str, make_job: Callable[..., Job], tmp_path: Path) -> N
         job.launch("world", "AllReduce", 2, [0, 1, 3])
         assert machine.behind() == [*equal[:3], [0, 0, 2, 0]]
         assert not job.ended()
-    finally:
-        machine.close()
 
 
 @pytest.mark.parametrize("how", ["init", "config", "scalable"])
@@ -89,10 +84,7 @@ def test_parts(how: str, version: str, make_job: Callable[..., Job], tmp_path: P
     takes part in a split.
     """
     job = make_job(version, SIZE)
-    for rank in job.ranks:
-        rank.ask("sync")
-    machine = Machine(tmp_path, [rank.pid for rank in job.ranks])
-    try:
+    with machine_of(tmp_path, job) as machine:
         machine.turn()
         job.join(how=how)
         job.split("one", [0, 0, 1, 1])
@@ -110,8 +102,6 @@ def test_parts(how: str, version: str, make_job: Callable[..., Job], tmp_path: P
         job.destroy("three/1", 3)
         assert [0, 5] not in machine.behind()
         assert not job.ended()
-    finally:
-        machine.close()
 
 
 def test_the_end_leaves_the_original_bytes(
@@ -119,14 +109,12 @@ def test_the_end_leaves_the_original_bytes(
 ) -> None:
     """SIGKILL of the service while ranks launch removes each breakpoint, and the ranks go on."""
     job = make_job(version, 2)
-    for rank in job.ranks:
-        rank.ask("sync")
-    machine = Machine(tmp_path, [rank.pid for rank in job.ranks])
-    machine.close()
+    with machine_of(tmp_path, job) as machine:
+        procfs = machine.procfs
     library = libraries(version) / "libnccl.so.2"
     with library.open("rb") as file:
         names = set(functions(file.fileno(), FUNCTIONS))
-    service, output = run(tmp_path, machine.procfs)
+    service, output = run(tmp_path, procfs)
     try:
         wait(output, lambda found: [one["refused"] for one in found["ranks"]] == [None, None])
         job.join()

@@ -145,8 +145,6 @@ def test_half_an_hour(make_job: Callable[..., Job], tmp_path: Path) -> None:
         fired = list(alerts(server, began))
         scraped = server.instant("count(up == 1)", time.time()).values
     assert scraped == [[1.0]]
-    for alert, job_name, at in fired:
-        print(f"{alert} {job_name} {at - began:.0f} s")
     false = [
         (alert, round(at - began))
         for alert, job_name, at in fired

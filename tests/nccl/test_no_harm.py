@@ -38,14 +38,11 @@ class Scene:
     node: Node
     answered: int = 0
     missing: Counter[str] = field(default_factory=Counter)
-    slowest: float = 0.0
     failures: list[str] = field(default_factory=list)
 
     def ask(self, version: str) -> None:
         """Ask once, and hold what is answered against the truth."""
-        started = time.monotonic()
         result = self.node.sweep()
-        self.slowest = max(self.slowest, time.monotonic() - started)
         assert not self.job.ended(), f"{self.name}: ranks ended: {self.job.ended()}"
         if self.node.state(result) == "failed":
             self.failures += [fault.detail for fault in result.faults]
@@ -58,14 +55,6 @@ class Scene:
         self.answered += 1
         for communicator in status.communicators:
             self.missing.update(trouble.what for trouble in communicator.troubles)
-
-    def report(self, version: str) -> str:
-        """Return what came of it, in a line."""
-        missing = ", ".join(f"{number} {state}" for state, number in self.missing.items())
-        return (
-            f"{version} {self.name}: {self.answered} answers right, {len(self.failures)} "
-            f"without, missing: {missing or 'none'}, slowest {self.slowest:.1f} s"
-        )
 
 
 def several_communicators(job: Job) -> None:
@@ -111,7 +100,6 @@ def test_queries(version: str, make_job: Callable[..., Job], tmp_path: Path) -> 
         for _ in range(QUERIES // 2):
             scene.ask(version)
     for scene in scenes:
-        print(scene.report(version))
         assert len(scene.failures) <= UNANSWERED * QUERIES, scene.failures
         assert scene.answered + len(scene.failures) == QUERIES
     gone = [scene for scene in scenes if scene.name in {"stopped", "killed", "exited"}]

@@ -88,9 +88,7 @@ def test_two_nodes(version: str, tmp_path: Path) -> None:
             while not (named := troubles(first.scrape())):
                 assert time.monotonic() - stopped < NAMED_WITHIN, first.scrape().text
                 time.sleep(0.5)
-            seconds = time.monotonic() - stopped
             assert named == {("3", second.address, str(VICTIM % EACH), "unresponsive")}
-            print(f"{version}: rank {VICTIM} on {second.name} named after {seconds:.0f} s")
             job.resume(VICTIM)
             resumed = time.monotonic()
             while troubles(first.scrape()):

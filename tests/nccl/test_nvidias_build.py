@@ -9,7 +9,7 @@ import pytest
 
 from dshealthd.jobs.launches.programs import FUNCTIONS, ORDERED, UNORDERED
 from dshealthd.linux.elf import functions
-from tests.jobs.launches.machine import Machine
+from tests.jobs.launches.machine import machine_of
 from tests.jobs.launches.service import text_of, wait_for_original_text
 from tests.nccl.header import launching
 from tests.nccl.job import Job
@@ -37,9 +37,7 @@ def test_what_launches_is_counted_as_it_is_entered(tmp_path: Path) -> None:
     assert launches.keys() == names & {*ORDERED, *UNORDERED}
     with Job(library.parent, 1, tmp_path, script=SCRIPT) as job:
         rank = job.ranks[0]
-        rank.ask("sync")
-        machine = Machine(tmp_path, [rank.pid])
-        try:
+        with machine_of(tmp_path, job) as machine:
             assert machine.turn()[rank.pid]["refused"] is None
             texts = text_of(rank.pid, library, names).values()
             assert all(memory != file for memory, file in texts)
@@ -50,6 +48,4 @@ def test_what_launches_is_counted_as_it_is_entered(tmp_path: Path) -> None:
                 (times, 0) if name in ORDERED else (0, times)
                 for times, name in enumerate(launches, 1)
             )
-        finally:
-            machine.close()
         wait_for_original_text(rank.pid, library, names)

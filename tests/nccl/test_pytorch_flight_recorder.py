@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from dshealthd.core.host import Host
+from dshealthd.jobs.processes import read_stat
+from tests.nccl.node import evidence
 from tests.nccl.pytorch.launch import PUBLIC_PYTHON, Training
 from tests.nccl.pytorch.wheel import Wheel
 
@@ -66,8 +69,11 @@ def test_missing_rank(
         user=user,
     ) as training:
         pids = training.pids()
-        training.wait(lambda: state(pids[CULPRIT]) == ("T" if fault == "stopped" else "S"))
-        summary, bundle = evidence(training, tmp_path)
+        state = "T" if fault == "stopped" else "S"
+        training.wait(lambda: read_stat(Host(), pids[CULPRIT]).state == state)
+        flags = ("--web.listen-address", "127.0.0.1:1", "--evidence.min-free-bytes", "0")
+        summary = evidence(training.name, tmp_path, *flags)
+        (bundle,) = (tmp_path / "evidence").iterdir()
         assert [process.poll() for process in training.processes] == [None] * SIZE
     found = sorted(path.name for path in bundle.glob("*.flight-recorder.json"))
     others = [rank for rank in range(SIZE) if rank != CULPRIT]
@@ -86,27 +92,3 @@ def test_missing_rank(
         rf"rank {CULPRIT} has not entered all_reduce 4 of 1024[^,]*, which ranks 0, 2 entered",
         summary,
     ), summary
-
-
-def state(pid: int) -> str:
-    """Return the letter of a process's state."""
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
-
-
-def evidence(training: Training, folder: Path) -> tuple[str, Path]:
-    """Take evidence by hand; return its summary and its folder."""
-    kept = folder / "state"
-    kept.mkdir()
-    command = [sys.executable, "-m", "dshealthd", "evidence", "--job", training.name]
-    command += ["--path.state", str(kept), "--web.listen-address", "127.0.0.1:1"]
-    done = subprocess.run(
-        [*command, "--evidence.min-free-bytes", "0"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (bundle,) = (kept / "evidence").iterdir()
-    return done.stdout, bundle

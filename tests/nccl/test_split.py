@@ -42,7 +42,6 @@ def test_split(version: str, make_job: Callable[..., Job], tmp_path: Path) -> No
         if len(parts) == 2:
             assert states[-1] == "split"
             assert node.samples(result, "rank_trouble_info") == {}
-    print(f"{version}: split by query {states.index('split') + 1}")
     assert len(parts) == 2
     assert states.count("split") + states.count("answered") == QUERIES, states
     assert not job.ended()

@@ -70,22 +70,3 @@ class Culprit(_Worded):
     LAGGING = "behind", "is behind the others"
     AHEAD = "ahead", "is ahead: it skipped a collective that the others wait in"
     APART = "apart", "waits in another collective than the others, between two steps"
-
-
-def explain(reason: HangClass, *, named: bool, whole: bool) -> str:
-    """Return in words why a job stands still.
-
-    `named` says whether a culprit is known, `whole` whether all ranks of the job are on this node.
-    """
-    if reason is HangClass.DESYNC and not named:
-        return (
-            "ranks are at different places, as many ahead as behind, so none is named"
-            if whole
-            else "ranks here are at different places; ranks on other nodes are not seen from this "
-            "node, so none is named"
-        )
-    if whole and reason is HangClass.WAITING:
-        return "unknown: all ranks wait at the same place"
-    if whole and reason is HangClass.SUSPENDED:
-        return "suspended: all its processes are stopped"
-    return reason.words

@@ -86,15 +86,10 @@ def first_end(
 
 def how(status: int) -> ExitKind:
     """Return how a process ended, from its status as returned by waitpid(2)."""
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    if number:
-        return (
-            ExitKind.KILLED
-            if number == signal.SIGKILL
-            else ExitKind.TERMINATED
-            if number in _ASKED
-            else ExitKind.CRASHED
-        )
+    if os.WIFSIGNALED(status):
+        if os.WTERMSIG(status) == signal.SIGKILL:
+            return ExitKind.KILLED
+        return ExitKind.TERMINATED if os.WTERMSIG(status) in _ASKED else ExitKind.CRASHED
     code = os.WEXITSTATUS(status)
     if code - _BY_SIGNAL in _ASKED:
         return ExitKind.TERMINATED

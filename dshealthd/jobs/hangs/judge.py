@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dshealthd.jobs.hangs.classes import HANGS, Culprit, HangClass, explain
+from dshealthd.jobs.hangs.classes import HANGS, Culprit, HangClass
 from dshealthd.jobs.hangs.exits import FAILURES
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
 from dshealthd.jobs.hangs.states import NO_WORK, RankState, Work, position
@@ -122,7 +122,18 @@ class Standstill:
             if rank.ended is None
         ):
             return "its ranks here are between two steps, and in no collective"
-        return explain(self.reason, named=bool(self.culprits), whole=self.whole)
+        if self.reason is HangClass.DESYNC and not self.culprits:
+            return (
+                "ranks are at different places, as many ahead as behind, so none is named"
+                if self.whole
+                else "ranks here are at different places; ranks on other nodes are not seen from "
+                "this node, so none is named"
+            )
+        if self.whole and self.reason is HangClass.WAITING:
+            return "unknown: all ranks wait at the same place"
+        if self.whole and self.reason is HangClass.SUSPENDED:
+            return "suspended: all its processes are stopped"
+        return self.reason.words
 
 
 def judge(

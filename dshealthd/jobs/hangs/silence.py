@@ -115,11 +115,9 @@ class SilenceBaseline:
         """Seconds of silence that are still usual in its last known phase."""
         seconds = self._usual(self.phase)
         if self.phase != Phase.TRAINING:
-            return (
-                UNKNOWN
-                if seconds is None
-                else max(MARKED_FLOOR, MARKED_MARGIN * min(seconds, UNKNOWN))
-            )
+            if seconds is None:
+                return UNKNOWN
+            return max(MARKED_FLOOR, MARKED_MARGIN * min(seconds, UNKNOWN))
         if not self.knows_training:
             return max(FIRST, self.floor)
         if seconds is None:  # steps are too fast for each to be seen: their mean has to do

@@ -338,23 +338,14 @@ class RankWatch:
         latest: dict[str, float] = {}
         for (job, _), watched in ended:
             latest[job] = max(watched.ended_at, latest.get(job, 0.0))
-        if latest:
-            waiting = {
-                job
-                for (job, _), watched in self.watched.items()
-                if watched.end is None and watched.baseline.silence(self._clock) > WAITING
-            }
-            over = {
-                job for job, at in latest.items() if self._clock - at > KEPT and job not in waiting
-            }
-            for place, _ in ended:
-                if place[0] in over:
-                    self._forget(place)
-            ended = [entry for entry in ended if entry[0][0] not in over]
-        if len(ended) <= MAX_SENDERS:
-            return
+        waiting = {
+            job
+            for (job, _), watched in self.watched.items()
+            if watched.end is None and watched.baseline.silence(self._clock) > WAITING
+        }
+        known = {job for job, at in latest.items() if self._clock - at <= KEPT or job in waiting}
         kept = share_places(
-            ended,
+            [entry for entry in ended if entry[0][0] in known],
             MAX_SENDERS,
             lambda entry: (entry[1].who.process.user, entry[0][0], -entry[1].ended_at),
         )

@@ -10,7 +10,6 @@ A page is opened in a thread, because that reads the environment of its process,
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import resource
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Reason, SourceError
 from dshealthd.core.result import os_reason
-from dshealthd.core.timing import next_due
+from dshealthd.core.timing import Periodic
 from dshealthd.jobs import ownership
 from dshealthd.jobs.heartbeats.blocking_tasks import BlockingTasks
 from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender, identify, same
@@ -66,8 +65,8 @@ class HeartbeatReader:
         """Senders by pid and start."""
         self._poll = select.poll()
         self._places = MAX_SENDERS
-        self._timer: asyncio.TimerHandle | None = None
-        """The next turn; None without senders."""
+        self._turns: Periodic | None = None
+        """None without senders."""
         self._opened = 0.0
         """Monotonic time since which it reads."""
         self._blocking_tasks: BlockingTasks | None = None
@@ -85,8 +84,8 @@ class HeartbeatReader:
         """Whether heartbeat pages are read."""
         return self._blocking_tasks is not None
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Read pages from now on, in `loop`.
+    def start(self) -> None:
+        """Read pages from now on, in the running loop.
 
         SourceError if `/proc` is not that of the agent's pid namespace.
         """
@@ -102,7 +101,7 @@ class HeartbeatReader:
             )
             raise SourceError(Reason.NOT_FOUND, detail)
         self._places = min(MAX_SENDERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-        self._blocking_tasks = BlockingTasks(loop)
+        self._blocking_tasks = BlockingTasks()
         self._opened = self._monotonic()
 
     def close(self) -> None:
@@ -112,9 +111,7 @@ class HeartbeatReader:
         if self._blocking_tasks is not None:
             self._blocking_tasks.close()
             self._blocking_tasks = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._rest()
 
     def follow(self, holders: Sequence[PageHolder]) -> None:
         """Read the pages of these processes too, the first ones if there are too many.
@@ -191,13 +188,13 @@ class HeartbeatReader:
             functools.partial(_open, self._host, holder),
             functools.partial(self._begin, sender),
         )
-        if self._timer is None:
-            self._turn()
+        if self._turns is None:
+            self._turns = Periodic(self._turn, PERIOD)
 
     def _begin(self, sender: Sender, opened: tuple[tuple[int, int] | None, Answer]) -> None:
         """Start reading a sender's page, if it has one."""
         page, who = opened
-        if self._known(sender) is None:  # it was dropped meanwhile
+        if not self._has(sender):  # it was dropped meanwhile
             if page is not None:
                 os.close(page[0])
             return
@@ -214,18 +211,19 @@ class HeartbeatReader:
         self._settle()
 
     def _turn(self) -> None:
-        self._timer = None
         if not self._senders:
-            return
-        # First, so that a defect in one turn does not end the heartbeats of all jobs.
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(next_due(loop.time(), PERIOD), self._turn)
+            self._rest()
         ended = {process for process, _ in self._poll.poll(0)}
         for sender in list(self._senders.values()):
             if sender.process in ended:
                 self._finish(sender)
             elif sender.page is not None:
                 self._read(sender, sender.page)
+
+    def _rest(self) -> None:
+        if self._turns is not None:
+            self._turns.close()
+            self._turns = None
 
     def _read(self, sender: Sender, page: int) -> None:
         now = self._monotonic()
@@ -274,10 +272,9 @@ class HeartbeatReader:
         except OSError:  # it has ended, which `same` sees as well, or memory is short
             return True
 
-    def _known(self, sender: Sender) -> Sender | None:
-        """Return a sender, None if it was dropped."""
-        found = self._senders.get((sender.holder.pid, sender.holder.start))
-        return sender if found is sender else None
+    def _has(self, sender: Sender) -> bool:
+        """Return whether a sender is followed, and was not dropped."""
+        return self._senders.get((sender.holder.pid, sender.holder.start)) is sender
 
     def _reject(self, sender: Sender) -> None:
         self.rejected += 1
@@ -287,7 +284,7 @@ class HeartbeatReader:
         """Drop a sender that has ended, after reading what it has told since the last read."""
         if sender.page is not None:
             self._read(sender, sender.page)
-        if self._known(sender) is not None:  # it was not rejected
+        if self._has(sender):  # it was not rejected
             self._drop(sender)
 
     def _drop(self, sender: Sender) -> None:

@@ -58,22 +58,23 @@ def by_rank(
     ranks: dict[tuple[str, int], list[tuple[Identity, Sender]]] = defaultdict(list)
     runs: dict[str, dict[tuple[str, ...], dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
     for who, sender in senders:
-        process = who.process
-        ranks[process.job, process.launch.rank].append((who, sender))
-        runs[process.job][_run(who)][process.launch.rank] = process.start
+        ranks[who.process.job, who.process.launch.rank].append((who, sender))
+    for (job, rank), found in ranks.items():
+        pids = {who.process.pid for who, _ in found}
+        # Of processes that are all each other's children, by pids that were used again, all.
+        found[:] = [entry for entry in found if entry[0].process.parent not in pids] or found
+        for who, _ in found:
+            runs[job][_run(who)][rank] = who.process.start
     chosen = {
         job: max(of_job.items(), key=lambda run: (len(run[1]), max(run[1].values())))[0]
         for job, of_job in runs.items()
     }
     for key, found in list(ranks.items()):
-        pids = {who.process.pid for who, _ in found}
-        own = [entry for entry in found if entry[0].process.parent not in pids]
         run = chosen[key[0]]
-        ranks[key] = sorted(
-            own,
-            key=lambda entry: (_run(entry[0]) == run, entry[0].process.start, entry[0].process.pid),
+        found.sort(
+            key=lambda entry: (_run(entry[0]) == run, entry[0].process.start, entry[0].process.pid)
         )
-        if _run(ranks[key][-1][0]) != run:
+        if _run(found[-1][0]) != run:
             del ranks[key]
     return ranks
 

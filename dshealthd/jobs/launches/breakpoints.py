@@ -19,7 +19,7 @@ from dshealthd.jobs.launches.obstacle import Obstacle, Refused, refused_by_kerne
 from dshealthd.linux.elf import functions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from dshealthd.core.host import Host
 
@@ -48,7 +48,7 @@ class Breakpoints:
             raise Refused(Obstacle.DENIED, f"this process lacks {', '.join(lacking)}")
         if os.stat("/proc/self/ns/pid").st_ino != _HOST_PIDS:
             raise Refused(Obstacle.UNSUPPORTED, "not in the host's PID namespace")
-        self._programs: dict[object, int] = {}
+        self._programs: dict[bytes, int] = {}
         self._links: dict[int, list[int]] = {}
         try:
             self.maps = programs.Maps()
@@ -113,32 +113,25 @@ class Breakpoints:
         """Remove all breakpoints."""
         for pid in list(self._links):
             self.detach(pid)
-        self._close_programs()
+        while self._programs:
+            os.close(self._programs.popitem()[1])
         self.maps.close()
 
     def _program(self, function: str) -> int:
         """Return the program for a function, loaded on first use: most have it in common."""
-        key: object
-        make: Callable[[], bytes]
         if function in _BEGINNINGS:
-            key = scalable = function in programs.SCALABLE
-            make = lambda: programs.initialize(self.maps, scalable=scalable)  # noqa: E731
+            text = programs.initialize(self.maps, scalable=function in programs.SCALABLE)
         elif function in programs.SPLIT:
-            key, make = programs.SPLIT, lambda: programs.split(self.maps)
+            text = programs.split(self.maps)
         elif function in programs.DESTROY:
-            key, make = programs.DESTROY, lambda: programs.destroy(self.maps)
+            text = programs.destroy(self.maps)
         else:
             ordered = function in programs.ORDERED
             argument = (programs.ORDERED if ordered else programs.UNORDERED)[function]
-            key = argument, ordered
-            make = lambda: programs.launch(self.maps, argument, ordered=ordered)  # noqa: E731
-        if key not in self._programs:
-            self._programs[key] = bpf.load_program(make())
-        return self._programs[key]
-
-    def _close_programs(self) -> None:
-        while self._programs:
-            os.close(self._programs.popitem()[1])
+            text = programs.launch(self.maps, argument, ordered=ordered)
+        if text not in self._programs:
+            self._programs[text] = bpf.load_program(text)
+        return self._programs[text]
 
 
 def _lacking() -> list[str]:

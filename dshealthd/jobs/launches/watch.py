@@ -79,11 +79,11 @@ class Launches:
         self._context.sweep += 1
         now = self._context.monotonic()
         wanted = self._wanted(self._table.refresh())
-        for key in self._followed.keys() - {key for key, *_ in wanted}:
+        for key in self._followed.keys() - {process.key for _, process in wanted}:
             self._leave(self._followed.pop(key))
         places = MAX_PROCESSES
-        for key, run, process in wanted:
-            one = self._followed.setdefault(key, Followed(process, run))
+        for run, process in wanted:
+            one = self._followed.setdefault(process.key, Followed(process, run))
             one.process = process
             if places:
                 self._check(one, now)
@@ -99,12 +99,10 @@ class Launches:
         """Stop counting launches of all ranks, and remove all breakpoints."""
         self._breakpoints.close()
 
-    def _wanted(
-        self, processes: Sequence[TrainingProcess]
-    ) -> list[tuple[Key, str, TrainingProcess]]:
-        """Return the processes to follow, in the order in which they get places: of each rank the
-        first that has NCCL, if one has. A script that starts the training has none, and a data
-        loader has its parent's.
+    def _wanted(self, processes: Sequence[TrainingProcess]) -> list[tuple[str, TrainingProcess]]:
+        """Return the runs and processes to follow, in the order in which they get places: of each
+        rank the first that has NCCL, if one has. A script that starts the training has none, and a
+        data loader has its parent's.
         """
         children: defaultdict[int, list[TrainingProcess]] = defaultdict(list)
         for process in processes:
@@ -115,11 +113,7 @@ class Launches:
             tops, len(tops), lambda entry: (entry[1].user, entry[1].job, entry[1].start)
         )
         self._looks = LOOKS
-        return [
-            (chosen.key, name, chosen)
-            for name, top in ordered
-            for chosen in (self._own(top, children),)
-        ]
+        return [(name, self._own(top, children)) for name, top in ordered]
 
     def _own(
         self, top: TrainingProcess, children: Mapping[int, list[TrainingProcess]]

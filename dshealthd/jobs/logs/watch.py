@@ -105,18 +105,17 @@ class LogWatch:
         *,
         monotonic: Callable[[], float],
         wall: Callable[[], float],
-        spent: Callable[[], float] = time.process_time,
     ) -> None:
         """Start without any jobs.
 
-        `entering` is called before a job's files are touched; `spent` returns seconds of CPU time.
+        `entering` is called before a job's files are touched.
         """
         self._options = options
         self._host = host
         self._entering = entering
         self._monotonic = monotonic
         self._wall = wall
-        self._spent = spent
+        self._spent = time.process_time
         self._ranks = Ranks()
         self._jobs: dict[str, _Job] = {}
         self._looked = -math.inf

@@ -61,12 +61,8 @@ def known_names() -> Names:
     )
     return Names(
         release=release_numbers(data["nccl"]["release"]),
-        known=frozenset(
-            {
-                *(f"NCCL_{name}" for name in data["nccl"]["names"].split()),
-                *data["torch"]["names"].split(),
-            }
-        ),
+        known=frozenset(f"NCCL_{name}" for name in data["nccl"]["names"].split())
+        | frozenset(data["torch"]["names"].split()),
         retired=data["retired"],
         renamed=data["renamed"],
         unread=frozenset(data["unread"]["names"].split()),

@@ -151,15 +151,12 @@ class MappedReleases:
     def __init__(self) -> None:
         self._known: dict[Signature, Library] = {}
 
-    def of(self, host: Host, pid: int) -> frozenset[str]:
-        """Return the NCCL versions that a process has mapped, empty if it has mapped none.
-
-        `UnknownRelease` if one is unknown, OSError if the process cannot be read.
-        """
-        return self.library(host, pid).versions
-
     def library(self, host: Host, pid: int) -> Library:
-        """Return the versions and variables of all NCCL in a process; raises as `of` does."""
+        """Return the versions and variables of all NCCL that a process has mapped; none if it has
+        mapped none.
+
+        `UnknownRelease` if a version is unknown, OSError if the process cannot be read.
+        """
         maps = read_bytes(host.proc(f"{pid}/maps"), MAPS_LIMIT)
         if len(maps) >= MAPS_LIMIT:
             message = f"the process has more than {MAPS_LIMIT} bytes of mappings"

@@ -150,16 +150,14 @@ class Selection:
 
     def covers(self, name: str, port: int | None = None) -> bool:
         """Return whether a device or its port is selected; interfaces have no port."""
-        return self._lists(name, port) != self.exclude
+        listed = not self.entries or any(self.names(entry, name, port) for entry in self.entries)
+        return listed != self.exclude
 
     def names(self, entry: SelectedName, name: str, port: int | None = None) -> bool:
         """Return whether an entry of the selection matches a device or port."""
         if port is not None and entry.port is not None and port != entry.port:
             return False
         return name == entry.name if self.exact else name.startswith(entry.name)
-
-    def _lists(self, name: str, port: int | None) -> bool:
-        return not self.entries or any(self.names(entry, name, port) for entry in self.entries)
 
 
 def parse_selection(text: str) -> Selection:

@@ -7,27 +7,22 @@ retried on a new connection, as NCCL's own client does.
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import selectors
+import re
+import select
 import socket
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import os_reason
-from dshealthd.jobs.ras.address import Endpoint
-from dshealthd.jobs.ras.protocol import (
-    MAY_BE_SENT,
-    OPENING,
-    Conversation,
-    NoListener,
-    RasAnswer,
-    Stranger,
-    Unanswered,
-)
+from dshealthd.jobs.ras import protocol
+from dshealthd.jobs.ras.protocol import NoListener, Stranger, Unanswered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
+
+    from dshealthd.jobs.ras.address import Endpoint
 
 ATTEMPTS = 6
 """Most connections made until one greets."""
@@ -36,23 +31,16 @@ GREETING = 1.0
 _NOBODY = frozenset(
     {errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.EAFNOSUPPORT}
 )
+_CLOSED = "the connection was closed at {}, without an answer"
 _CHUNK = 1 << 18
 _LOW_WATER = 1 << 16
 """Bytes that the kernel collects before it wakes the reader of an answer, so that a trickling one
 costs nothing.
 """
-
-
-@dataclass(slots=True)
-class _Connection:
-    """One connection attempt."""
-
-    socket: socket.socket
-    endpoint: Endpoint
-    conversation: Conversation
-    patience: float
-    """Deadline of the greeting, by the monotonic clock."""
-    made: bool = False
+Wait: TypeAlias = tuple[socket.socket, int, float]
+"""A connection, the events of poll(2) that its query waits for, and the monotonic time after which
+TimeoutError is thrown into it.
+"""
 
 
 class Query:
@@ -67,149 +55,155 @@ class Query:
 
         `verify_peer` returns whether the other end of a connection may answer, or raises OSError.
         """
-        self.outcome: RasAnswer | Unanswered | NoListener | Stranger | None = None
+        self.outcome: bytes | Unanswered | NoListener | Stranger | None = None
         self.connections = 0
         self.responder: int | None = None
         """Pid of the process that answers, if `verify_peer` sets it."""
         self._endpoints = list(endpoints)
-        self._vouch = verify_peer
-        self._end = 0.0
-        self._connection: _Connection | None = None
+        self._verify_peer = verify_peer
+        self._greeted = False
+        """Whether the other end of the last connection speaks the protocol of RAS."""
 
-    @property
-    def due(self) -> float:
-        """When to check this query even if nothing arrives, by the monotonic clock."""
-        connection = self._connection
-        return (
-            self._end
-            if connection is None or connection.conversation.greeted
-            else min(self._end, connection.patience)
-        )
-
-    def start(self, selector: selectors.BaseSelector, now: float, end: float) -> None:
-        """Make the first connection; the answer must be complete at `end`."""
-        self._selector, self._end = selector, end
-        self._connect(now)
-
-    def give_up_if_late(self, now: float) -> None:
-        """Give up the query, or its current connection, if it has taken too long."""
-        if now >= self._end:
-            self._finish(Unanswered(Reason.TIMEOUT, "no complete answer in time"))
-        elif now >= self.due:
-            self._again(
-                now,
-                Unanswered(
-                    Reason.TIMEOUT, f"no greeting within {GREETING:g} s: the process may be stopped"
-                ),
-            )
-
-    def ready(self, now: float) -> None:
-        """Continue the query after the connection was made or data has arrived."""
-        if (connection := self._connection) is None:
-            return
+    def run(self, end: float, monotonic: Callable[[], float]) -> Generator[Wait, None, None]:
+        """Yield what to wait for, until the query has its outcome, at `end` at the latest."""
         try:
-            self._go_on(connection, now)
-        except BlockingIOError:
-            return
-        except ConnectionRefusedError:
-            self._nobody(connection.endpoint, now)
-        except (OSError, Unanswered) as error:
-            failure = (
-                error if isinstance(error, Unanswered) else Unanswered(os_reason(error), str(error))
-            )
-            if connection.conversation.greeted:
-                self._finish(failure)
-            else:
-                self._again(now, failure)
+            self.outcome = yield from self._connect(end, monotonic)
+        except (NoListener, Stranger, Unanswered) as outcome:
+            self.outcome = outcome
 
-    def _go_on(self, connection: _Connection, now: float) -> None:
-        if not connection.made:
-            connection.made = True
-            self._say(connection, OPENING)  # raises why the connection could not be made
-            return
-        data = connection.socket.recv(_CHUNK)
-        if not data:
-            self._finish(connection.conversation.end())
-            return
-        fresh = not connection.conversation.greeted
-        reply = connection.conversation.receive(data, self._end - now)
-        # Not before the greeting: until a process has accepted, none owns the other end.
-        if fresh and connection.conversation.greeted and not self._vouch(connection.socket):
-            self._again(now, Stranger("a process outside the job listens at its address"))
-        elif reply:
-            self._say(connection, reply)
+    def _connect(self, end: float, monotonic: Callable[[], float]) -> Generator[Wait, None, bytes]:
+        """Connect until a process answers, and return its answer."""
+        while self._endpoints:
+            endpoint = self._endpoints[self.connections % len(self._endpoints)]
+            family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+            kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+            self.connections += 1
+            self._greeted = False
+            is_last = self.connections >= ATTEMPTS
+            try:
+                with socket.socket(family, kind) as connection:
+                    return (yield from self._converse(connection, endpoint, end, monotonic))
+            except TimeoutError as error:
+                if monotonic() >= end:
+                    raise Unanswered(Reason.TIMEOUT, "no complete answer in time") from error
+                if is_last:
+                    detail = f"no greeting within {GREETING:g} s: the process may be stopped"
+                    raise Unanswered(Reason.TIMEOUT, detail) from error
+            except OSError as error:
+                if error.errno in _NOBODY:
+                    self._endpoints.remove(endpoint)
+                elif is_last or self._greeted:
+                    raise Unanswered(os_reason(error), str(error)) from error
+            except Unanswered:
+                if is_last or self._greeted:
+                    raise
+            except Stranger:
+                if is_last:
+                    raise
+        message = "NCCL RAS is not reachable"
+        raise NoListener(message)
 
-    def _say(self, connection: _Connection, line: bytes) -> None:
-        """Send a line, which must be in `MAY_BE_SENT`.
-
-        The socket always takes it whole, because its buffer is empty.
+    def _converse(
+        self,
+        connection: socket.socket,
+        endpoint: Endpoint,
+        end: float,
+        monotonic: Callable[[], float],
+    ) -> Generator[Wait, None, bytes]:
+        """Query the process at an endpoint, and return its answer in JSON, complete as far as the
+        protocol shows. Raises OSError, Stranger, Unanswered.
         """
-        if line not in MAY_BE_SENT:
-            raise Unanswered(Reason.INTERNAL, f"{line!r} is not one of the lines that may be sent")
-        connection.socket.send(line)
-        if connection.conversation.answering:
-            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _LOW_WATER)
-        self._selector.modify(connection.socket, selectors.EVENT_READ, self)
+        patience = min(end, monotonic() + GREETING)
+        with contextlib.suppress(BlockingIOError):  # under way
+            connection.connect((endpoint.host, endpoint.port))
+        yield connection, select.POLLOUT, patience
+        _say(connection, protocol.OPENING)  # raises why the connection could not be made
+        # Any version: RAS reports an error for what it does not know.
+        yield from _reply(connection, "greeting", rb"SERVER PROTOCOL .*", patience)
+        self._greeted = True
+        # Not before the greeting: until a process has accepted, none owns the other end.
+        if not self._verify_peer(connection):
+            message = "a process outside the job listens at its address"
+            raise Stranger(message)
+        seconds = int(end - monotonic()) - protocol.GRACE
+        _say(connection, b"TIMEOUT %d\n" % max(1, min(protocol.COLLECTION, seconds)))
+        yield from _reply(connection, "timeout", rb"OK", end)
+        _say(connection, protocol.JSON)
+        reply = yield from _reply(connection, "format", rb"OK|ERROR.*", end)
+        if reply != b"OK":
+            # A text answer of this release may crash the job: nothing more is sent.
+            raise Unanswered(Reason.MALFORMED, "JSON was refused, and text is not requested")
+        _say(connection, protocol.STATUS)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _LOW_WATER)
+        answer = bytearray()
+        while data := (yield from _receive(connection, end)):
+            answer += data
+            if len(answer) > protocol.MAX_ANSWER:
+                detail = f"the answer is longer than {protocol.MAX_ANSWER} bytes"
+                raise Unanswered(Reason.MALFORMED, detail)
+        if not answer:
+            raise Unanswered(Reason.MALFORMED, _CLOSED.format("status"))
+        return bytes(answer)
 
-    def _connect(self, now: float) -> None:
-        endpoint = self._endpoints[self.connections % len(self._endpoints)]
-        self.connections += 1
-        family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
-        try:
-            made = socket.socket(
-                family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-            )
-            self._connection = _Connection(made, endpoint, Conversation(), now + GREETING)
-            self._selector.register(made, selectors.EVENT_WRITE, self)
-            made.connect((endpoint.host, endpoint.port))
-        except BlockingIOError:
-            return  # under way
-        except OSError as error:
-            if error.errno in _NOBODY:
-                self._nobody(endpoint, now)
-            else:
-                self._finish(Unanswered(os_reason(error), str(error)))
 
-    def _nobody(self, endpoint: Endpoint, now: float) -> None:
-        """Drop an address at which no RAS listens, and try the next."""
-        self._close()
-        self._endpoints.remove(endpoint)
-        if self._endpoints:
-            self._connect(now)
-        else:
-            self._finish(NoListener("NCCL RAS is not reachable"))
+def _say(connection: socket.socket, line: bytes) -> None:
+    """Send a line, which must be in `MAY_BE_SENT`.
 
-    def _again(self, now: float, failure: Unanswered | Stranger) -> None:
-        self._close()
-        if self.connections < ATTEMPTS:
-            self._connect(now)
-        else:
-            self._finish(failure)
+    The socket always takes it whole, because its buffer is empty.
+    """
+    if line not in protocol.MAY_BE_SENT:
+        raise Unanswered(Reason.INTERNAL, f"{line!r} is not one of the lines that may be sent")
+    connection.send(line)
 
-    def _finish(self, outcome: RasAnswer | Unanswered | NoListener | Stranger) -> None:
-        self.outcome = outcome
-        self._close()
 
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._selector.unregister(self._connection.socket)
-            self._connection.socket.close()
-            self._connection = None
+def _receive(connection: socket.socket, until: float) -> Generator[Wait, None, bytes]:
+    """Return what arrives; nothing once the other end has closed."""
+    while True:
+        yield connection, select.POLLIN, until
+        with contextlib.suppress(BlockingIOError):
+            return connection.recv(_CHUNK)
+
+
+def _reply(
+    connection: socket.socket, step: str, expected: bytes, until: float
+) -> Generator[Wait, None, bytes]:
+    """Return a reply, in capitals: one line that matches `expected`. Raises Unanswered."""
+    line = b""
+    while b"\n" not in line and len(line) <= protocol.MAX_LINE:
+        data = yield from _receive(connection, until)
+        if not data:
+            raise Unanswered(Reason.MALFORMED, _CLOSED.format(step))
+        line += data
+    if line.find(b"\n") != len(line) - 1 or len(line) > protocol.MAX_LINE + 1:
+        raise Unanswered(Reason.MALFORMED, f"more than the expected line: {line[:80]!r}")
+    line = line.strip().upper()
+    if not re.fullmatch(expected, line):
+        raise Unanswered(Reason.MALFORMED, f"not a reply to {step}: {line[:80]!r}")
+    return line
 
 
 def send_queries(queries: Iterable[Query], seconds: float, monotonic: Callable[[], float]) -> None:
     """Run all queries, and return when each has its outcome, at the latest after `seconds`."""
-    now = monotonic()
-    with selectors.DefaultSelector() as selector:
-        asked = list(queries)
-        for query in asked:
-            query.start(selector, now, now + seconds)
-        while waiting := [query for query in asked if query.outcome is None]:
-            now = monotonic()
-            for query in waiting:
-                query.give_up_if_late(now)
-            waiting = [query for query in waiting if query.outcome is None]
-            if not waiting:
-                break
-            for key, _ in selector.select(max(0.0, min(query.due for query in waiting) - now)):
-                key.data.ready(monotonic())
+    end = monotonic() + seconds
+    waits: dict[Generator[Wait, None, None], Wait] = {}
+
+    def advance(run: Generator[Wait, None, None], *, late: bool = False) -> None:
+        try:
+            waits[run] = run.throw(TimeoutError()) if late else next(run)
+        except StopIteration:
+            waits.pop(run, None)
+
+    for query in queries:
+        advance(query.run(end, monotonic))
+    while waits:
+        poll = select.poll()
+        for connection, events, _ in waits.values():
+            poll.register(connection, events)
+        first = min(until for *_, until in waits.values())
+        ready = dict(poll.poll(1000 * max(0.0, first - monotonic())))
+        now = monotonic()
+        for run, (connection, _, until) in list(waits.items()):
+            if now >= until:
+                advance(run, late=True)
+            elif connection.fileno() in ready:
+                advance(run)

@@ -6,11 +6,11 @@ Anything that NCCL would not write is a `MalformedAnswer`.
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections import Counter
 from typing import Any
 
+from dshealthd.core import schema
 from dshealthd.core.schema import Array, Flag, Integer, Plain, Record, SchemaError, String
 from dshealthd.jobs.nccl.release import release
 from dshealthd.jobs.ras.status import (
@@ -86,7 +86,7 @@ def repair(data: bytes) -> bytes:
 def parse_json(data: bytes) -> Status:
     """Return the status in a JSON answer. Raises MalformedAnswer."""
     try:
-        document = _answer().read(_load(data), "the answer")
+        document = _answer().read(schema.document(repair(data)), "the answer")
     except SchemaError as error:
         raise MalformedAnswer(str(error)[:400]) from error
     found = document["communicators"]
@@ -97,20 +97,6 @@ def parse_json(data: bytes) -> Status:
         communicators=tuple(map(_communicator, found)),
         ranks={_place(rank): rank["rank"] for rank in ranks},
     )
-
-
-def _load(data: bytes) -> object:
-    """Return the JSON document of an answer, repaired if necessary."""
-    try:
-        return json.loads(repair(data).decode(), parse_constant=_no_number)
-    except (ValueError, ArithmeticError, RecursionError) as error:
-        message = f"not JSON: {str(error)[:200]}"
-        raise MalformedAnswer(message) from error
-
-
-def _no_number(name: str) -> float:
-    message = f"{name} is not a JSON number"
-    raise ValueError(message)
 
 
 def _communicator(entry: dict[str, Any]) -> Communicator:

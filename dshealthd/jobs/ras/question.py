@@ -6,6 +6,8 @@ Until one of the inspected processes has accepted the connection, only the openi
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.collector import Reason
@@ -13,11 +15,12 @@ from dshealthd.jobs.nccl.release import UnknownRelease
 from dshealthd.jobs.ras import policy
 from dshealthd.jobs.ras.address import endpoints
 from dshealthd.jobs.ras.client import Query
-from dshealthd.jobs.ras.peer import holder
 from dshealthd.jobs.ras.policy import Decision
 from dshealthd.jobs.ras.protocol import Unanswered
-from dshealthd.linux.ipv6 import may_use_ipv6
-from dshealthd.linux.sock_diag import Interrupted, MalformedReply
+from dshealthd.linux.ipv6 import MAX_DESCRIPTORS, may_use_ipv6
+from dshealthd.linux.process import open_files
+from dshealthd.linux.sock_diag import Interrupted, MalformedReply, TcpState, dump
+from dshealthd.linux.socket_owners import parse_inode
 
 if TYPE_CHECKING:
     import socket
@@ -31,6 +34,8 @@ MAX_PROCESSES = 128
 
 A job with more processes to inspect is not queried.
 """
+BUDGET = 0.5
+"""Seconds of CPU time for the kernel to list the sockets of one port."""
 
 
 class JobProcess(NamedTuple):
@@ -71,7 +76,7 @@ def loaded_by(host: Host, members: Iterable[JobProcess], releases: MappedRelease
             break
         looked += 1
         try:
-            found: Iterable[str | None] = releases.of(host, member.pid)
+            found: Iterable[str | None] = releases.library(host, member.pid).versions
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
         except (UnknownRelease, OSError, ValueError, ArithmeticError) as error:
@@ -92,6 +97,25 @@ def decide(host: Host, loaded: Loaded, *, permit_unknown: bool) -> Decision:
         except OSError:
             return policy.UNKNOWN
     return decision
+
+
+def holder(connection: socket.socket, pids: Iterable[int], host: Host) -> int | None:
+    """Return which of these processes has accepted a connection to RAS; None if none has.
+
+    Raises OSError if that cannot be read: netlink may be refused, or the process may be another
+    user's.
+    """
+    port, own_port = connection.getpeername()[1], connection.getsockname()[1]
+    sockets = dump(TcpState.ESTABLISHED.mask, (port, port), BUDGET)
+    # By both ports: with SO_REUSEPORT many sockets share the server's port, and only the client's
+    # port identifies this connection.
+    inodes = {found.inode for found in sockets if found.peer_port == own_port}
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            links = itertools.islice(open_files(host, pid), MAX_DESCRIPTORS)
+            if any(parse_inode(link) in inodes for link in links):
+                return pid
+    return None
 
 
 def prepare(

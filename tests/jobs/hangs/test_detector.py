@@ -1,8 +1,9 @@
-"""What the detector remembers of jobs that stand still."""
+"""What the detector remembers of jobs that stand still, and which jobs it suspects to."""
 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,16 +11,17 @@ from typing import Any, cast
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.jobs.environment import launch
 from dshealthd.jobs.hangs.classes import HangClass
-from dshealthd.jobs.hangs.detector import HangDetector
-from dshealthd.jobs.hangs.states import Work
+from dshealthd.jobs.hangs.detector import HangDetector, Suspicions, suspicious
+from dshealthd.jobs.hangs.exits import ExitKind
+from dshealthd.jobs.hangs.states import RankState, Work
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.heartbeats.sender import Sender
 from dshealthd.jobs.options import HangOptions
-from dshealthd.jobs.processes import TrainingProcess
+from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Message, StepStage
-from tests.jobs.machines import TORCH
+from tests.jobs.machines import TORCH, stat_line, training_process
+from tests.jobs.standstills import rank_state
 
 FLOOR = 30.0
 
@@ -33,12 +35,9 @@ class Watched:
     """A rank that a detector watches, check by check."""
 
     def __init__(self, path: Path) -> None:
-        place = launch({**TORCH, "RANK": "0", "WORLD_SIZE": "1"})
-        assert place is not None
-        self._process = TrainingProcess(PID, 1, 1, JOB, place, TORCH)
+        self._process = training_process(PID, {**TORCH, "RANK": "0", "WORLD_SIZE": "1"})
         (path / str(PID)).mkdir()
-        fields = ["S", *["0"] * 18, "1", *["0"] * 30]
-        (path / str(PID) / "stat").write_text(f"{PID} (python) {' '.join(fields)}\n")
+        (path / str(PID) / "stat").write_bytes(stat_line(PID, start=1))
         self.clock = self._sent = 1000.0
         self._step = 0
         self.work = Work()
@@ -119,3 +118,39 @@ def test_what_is_reported() -> None:
     reported: Any = HangDetector.reported
     found = [still.reason for still in reported.fget(SimpleNamespace(standstills=standstills))]
     assert found == [HangClass.PROCESS, HangClass.COLLECTIVE]
+
+
+HEARD = rank_state(1.0)
+SILENT = replace(HEARD, silence=15.1)
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [
+    ([SILENT, SILENT], True),
+    ([replace(SILENT, silence=14.9)] * 2, False),
+    ([SILENT, HEARD], False),  # a rank that waits for nobody: an uneven step
+    ([HEARD, HEARD], False),
+    ([replace(SILENT, bound=40.0)] * 2, False),  # was as silent before
+    ([HEARD, replace(HEARD, state=ThreadState.STOPPED)], True),
+    ([HEARD, replace(HEARD, ended=ExitKind.KILLED)], True),
+    ([HEARD, replace(HEARD, ended=ExitKind.FAILED)], True),
+    ([HEARD, replace(HEARD, ended=ExitKind.ENDED)], False),
+    ([SILENT, replace(HEARD, ended=ExitKind.ENDED)], True),
+    ([replace(SILENT, ended=ExitKind.KILLED)], False),  # nobody is left to wait
+    ([], False),
+])  # fmt: skip
+def test_suspicious(ranks: list[RankState], expected: object) -> None:
+    """All who live are silent for longer than is usual, or one is stopped or has failed."""
+    assert suspicious(ranks) is expected
+
+
+def test_each_suspicion_is_told_twice() -> None:
+    """At once and after a while, and anew only once it was over; one job is not another."""
+    suspicions, told = Suspicions(), []
+    for now in range(60):
+        silent = SILENT if now not in range(30, 33) else HEARD
+        jobs = {"a": [silent], "b": [HEARD], "c": [SILENT if now >= 10 else HEARD]}
+        told += [(job, now) for job in suspicions.due(jobs, float(now))]
+    again = 5
+    assert [now for job, now in told if job == "a"] == [0, again, 33, 33 + again]
+    assert [now for job, now in told if job == "c"] == [10, 10 + again]
+    assert {job for job, _ in told} == {"a", "c"}

@@ -6,21 +6,19 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.jobs.environment import launch
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
 from dshealthd.jobs.hangs.judge import judge
 from dshealthd.jobs.hangs.states import NO_WORK, RankState
 from dshealthd.jobs.hangs.watch import RankWatch
 from dshealthd.jobs.heartbeats.identity import Identity
-from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import DeviceMemory, Message, Phase, StepStage
-from tests.jobs.machines import TORCH
+from tests.jobs.machines import TORCH, stat_line, training_process
 
 FLOOR = 30.0
 KEPT = 600.0
@@ -32,9 +30,8 @@ JOB = "run-1"
 
 def who(rank: int, start: int = 1) -> Identity:
     """Return the process of a rank."""
-    place = launch({**TORCH, "RANK": str(rank)})
-    assert place is not None
-    return Identity(TrainingProcess(100 + rank, start, 1, JOB, place, TORCH), (start, 7))
+    process = training_process(100 + rank, {**TORCH, "RANK": str(rank)}, start=start)
+    return Identity(process, (start, 7))
 
 
 class KnownEnds:
@@ -80,25 +77,28 @@ class Scene:
         task = place / "task" / str(100 + rank)
         task.mkdir(parents=True, exist_ok=True)
         for where, used in ((place, ticks), (task, thread)):
-            fields = [state, *["0"] * 10, str(used), "0", *["0"] * 6, str(start), *["0"] * 30]
-            (where / "stat").write_text(f"{100 + rank} (python) {' '.join(fields)}\n")
+            line = stat_line(100 + rank, state=state, ticks=used, start=start)
+            (where / "stat").write_bytes(line)
 
-    def step(self, rank: int, **of_message: object) -> None:
-        """Have a rank make a step just now."""
+    def tell(self, rank: int, **of_message: Any) -> None:
+        """Have the page of a rank hold something else."""
         identity, before = self.present[JOB, rank]
-        self.present[JOB, rank] = (
-            identity,
-            before._replace(
-                step=before.step + 1,
-                sent=self.now,
-                **of_message,  # type: ignore[arg-type] # fields of it
-            ),
-        )
+        self.present[JOB, rank] = identity, before._replace(**of_message)
+
+    def step(self, rank: int, **of_message: Any) -> None:
+        """Have a rank make a step just now."""
+        _, before = self.present[JOB, rank]
+        self.tell(rank, step=before.step + 1, sent=self.now, **of_message)
 
     def look(self, seconds: float = 1.0) -> None:
         """Look once, so many seconds later."""
         self.now += seconds
         self.watch.check(self.present, self.now)
+
+    def wait(self, seconds: int) -> None:
+        """Look once a second, while no rank makes a step."""
+        for _ in range(seconds):
+            self.look()
 
     def train(self, seconds: int) -> None:
         """Let both ranks make steps."""
@@ -130,11 +130,8 @@ def test_silence(scene: Scene) -> None:
         scene.step(0)
         scene.look(0.0)
     assert (scene.rank(0).silence, scene.rank(0).step, scene.rank(0).overdue) == (0.0, 60, False)
-    assert (scene.rank(1).silence, scene.rank(1).bound, scene.rank(1).overdue) == (
-        40.0,
-        FLOOR,
-        True,
-    )
+    rank = scene.rank(1)
+    assert (rank.silence, rank.bound, rank.overdue) == (40.0, FLOOR, True)
 
 
 def test_a_watchdog_of_its_own(scene: Scene) -> None:
@@ -166,8 +163,8 @@ def test_a_clock_that_lies(scene: Scene, sent: float) -> None:
     """A sender whose clock is another's, or that lies, moves its own silence by no more than the
     time since the look before.
     """
-    identity, message = scene.present[JOB, 0]
-    scene.present[JOB, 0] = identity, message._replace(step=message.step + 1, sent=sent)
+    scene.step(0)
+    scene.tell(0, sent=sent)
     scene.look(1.0)
     assert 0.0 <= scene.rank(0).silence <= 1.0
 
@@ -232,8 +229,7 @@ def test_the_thread_that_trains(scene: Scene) -> None:
     scene.step(0, thread=12)
 
     def look(ticks: int) -> None:
-        fields = ["S", *["0"] * 10, str(ticks), "0", *["0"] * 6, "1", *["0"] * 30]
-        (task / "105" / "stat").write_text(f"105 (python) {' '.join(fields)}\n")
+        (task / "105" / "stat").write_bytes(stat_line(105, ticks=ticks, start=1))
         (task / "105" / "wchan").write_text("request_wait_answer")
         scene.look()
 
@@ -272,8 +268,7 @@ def test_for_how_long_a_process_is_stopped(scene: Scene) -> None:
     """A stop is as long as it was seen, and over once the process goes on."""
     scene.process(0, "T")
     scene.process(1, "t")
-    for _ in range(10):
-        scene.look()
+    scene.wait(10)
     assert 7.0 <= scene.rank(0).stopped_for <= 10.0
     scene.process(0, "S")
     scene.process(1, "S")
@@ -288,11 +283,9 @@ def test_a_stop_is_as_old_as_the_last_sign_that_it_was_none(
     scene: Scene, silent: int, at_least: float
 ) -> None:
     """Of a heartbeat or a look: a rank that was stopped is no less silent than it is stopped."""
-    for _ in range(silent):
-        scene.look()
+    scene.wait(silent)
     scene.process(0, "T")
-    for _ in range(12):
-        scene.look()
+    scene.wait(12)
     stopped_for = scene.rank(0).stopped_for
     assert at_least <= stopped_for <= at_least + 1.0
     assert stopped_for <= scene.rank(0).silence
@@ -317,23 +310,19 @@ def test_a_thread_that_waits_for_storage(scene: Scene, state: str) -> None:
     """
     thread = scene.proc / "100" / "task" / "777"
     thread.mkdir()
-    fields = [state, *["0"] * 18, "1", *["0"] * 30]
-    (thread / "stat").write_text(f"777 (writer) {' '.join(fields)}\n")
+    (thread / "stat").write_bytes(stat_line(777, comm=b"writer", state=state, start=1))
     (thread / "wchan").write_text("rpc_wait_bit_killable")
     scene.step(0, phase=Phase.CHECKPOINT)
     scene.step(1, phase=Phase.CHECKPOINT)
     scene.look()
     due = round(scene.rank(0).idle_bound - WINDOW)
     assert due > 0
-    for _ in range(due - 2):
-        scene.look()
+    scene.wait(due - 2)
     assert not scene.rank(0).stores
-    for _ in range(10):
-        scene.look()
+    scene.wait(10)
     assert (scene.rank(0).stores, scene.rank(1).stores) == (True, False)
     (thread / "stat").unlink()
-    for _ in range(round(WINDOW) + 5):
-        scene.look()
+    scene.wait(round(WINDOW) + 5)
     assert not scene.rank(0).stores
 
 
@@ -341,10 +330,8 @@ def test_for_how_long_a_rank_waits_in_a_collective(scene: Scene) -> None:
     """It is in one for as long as nothing else is told; the next of the same type is another."""
 
     def wait(collective: tuple[int, int], seconds: int) -> tuple[str, float, float]:
-        identity, message = scene.present[JOB, 0]
-        scene.present[JOB, 0] = identity, message._replace(collective=collective)
-        for _ in range(seconds):
-            scene.look()
+        scene.tell(0, collective=collective)
+        scene.wait(seconds)
         rank = scene.rank(0)
         return rank.collective, rank.collective_for, rank.silence
 
@@ -370,12 +357,10 @@ def test_a_first_evaluation_that_its_watchdog_would_end(
     """
     for rank in (0, 1):
         scene.step(rank, phase=Phase.EVALUATION, timeout=timeout)
-    for _ in range(700):  # they compute, each for itself
-        scene.look()
+    scene.wait(700)  # they compute, each for itself
     assert judge(JOB, scene.watch.jobs()[JOB], scene.now) is None
     for rank in (0, 1):
-        identity, message = scene.present[JOB, rank]
-        scene.present[JOB, rank] = identity, message._replace(collective=(16, 1))
+        scene.tell(rank, collective=(16, 1))
     scene.look()
     seen = []
     for _ in range(shown + 1):
@@ -389,8 +374,7 @@ def test_a_rank_that_evaluates_while_others_wait(scene: Scene) -> None:
     """It has its half hour."""
     scene.step(0, phase=Phase.EVALUATION)
     scene.step(1, phase=Phase.EVALUATION, collective=(16, 1))
-    for _ in range(1000):
-        scene.look()
+    scene.wait(1000)
     assert judge(JOB, scene.watch.jobs()[JOB], scene.now) is None
 
 
@@ -400,10 +384,8 @@ def test_a_stage_that_was_read_after_its_time(scene: Scene) -> None:
     """
     scene.step(0, stage=StepStage.INPUT)
     scene.look()
-    identity, message = scene.present[JOB, 0]
-    scene.present[JOB, 0] = identity, message._replace(stage=StepStage.BACKWARD)
-    for _ in range(10):
-        scene.look()
+    scene.tell(0, stage=StepStage.BACKWARD)
+    scene.wait(10)
     assert scene.rank(0).stage is StepStage.BACKWARD
     assert scene.rank(0).silence == pytest.approx(10.0, abs=1.0)
 
@@ -412,8 +394,7 @@ def test_an_unusual_silence_is_not_learnt(scene: Scene) -> None:
     """What a pause or a stopped process took is not usual from then on, however often it comes."""
 
     def wait(unusual: set[str]) -> float:
-        for _ in range(90):
-            scene.look()
+        scene.wait(90)
         scene.step(0)
         scene.watch.check(scene.present, scene.now, unusual)
         return scene.rank(0).bound
@@ -440,8 +421,7 @@ def test_a_saved_baseline_counts_for_a_minute(scene: Scene, seconds: int, *, kno
     scene.watch = RankWatch(Host(procfs=scene.proc), cast("ExitWatcher", scene.ends), slack=3.0)
     scene.watch.restore(saved)
     present, scene.present = scene.present, {}
-    for _ in range(seconds):
-        scene.look()
+    scene.wait(seconds)
     scene.present = present
     scene.look()
     assert (scene.rank(0).bound == FLOOR) is known
@@ -451,11 +431,8 @@ def test_an_end_is_told_for_a_while(scene: Scene) -> None:
     """How a rank ended stays known for ten minutes."""
     end(scene, 1, ExitKind.KILLED)
     scene.look()
-    assert (scene.rank(1).ended, scene.rank(1).ended_at, scene.rank(1).state) == (
-        ExitKind.KILLED,
-        5000.0,
-        ThreadState.GONE,
-    )
+    rank = scene.rank(1)
+    assert (rank.ended, rank.ended_at, rank.state) == (ExitKind.KILLED, 5000.0, ThreadState.GONE)
     for _ in range(601):
         scene.step(0)
         scene.look()
@@ -468,8 +445,7 @@ def test_ends_of_a_job_are_forgotten_together(scene: Scene) -> None:
     first.
     """
     end(scene, 1, ExitKind.KILLED)
-    for _ in range(300):
-        scene.look()
+    scene.wait(300)
     end(scene, 0, ExitKind.FAILED)
     for _ in range(601):
         scene.look()
@@ -543,14 +519,12 @@ def test_ends_have_so_many_places(scene: Scene) -> None:
     ends of others: the latest of each user's are kept.
     """
     end(scene, 1, ExitKind.KILLED)
-    place = launch(TORCH)
-    assert place is not None
     count = 0
     for _ in range(10):
         living = {}
         for _ in range(MAX_ENDED // 4):
             count += 1
-            process = TrainingProcess(1000 + count, 1, 1, f"churn-{count}", place, TORCH, user=7)
+            process = training_process(1000 + count, job=f"churn-{count}", user=7)
             living[process.job, 0] = Identity(process, (1, 7)), Message(step=0, sent=scene.now)
         scene.present |= living
         scene.look()
@@ -572,8 +546,7 @@ def test_letting_go_of_the_heartbeat(scene: Scene) -> None:
     no hang.
     """
     del scene.present[JOB, 1]
-    for _ in range(3):
-        scene.look()
+    scene.wait(3)
     assert len(scene.watch.jobs()[JOB]) == 2
     scene.look()
     assert len(scene.watch.jobs()[JOB]) == 1
@@ -581,15 +554,10 @@ def test_letting_go_of_the_heartbeat(scene: Scene) -> None:
 
 def test_a_marked_phase(scene: Scene) -> None:
     """A rank that has marked an evaluation is granted more."""
-    identity, message = scene.present[JOB, 0]
-    scene.present[JOB, 0] = identity, message._replace(phase=Phase.EVALUATION, sent=scene.now + 0.5)
-    for _ in range(100):
-        scene.look()
-    assert (scene.rank(0).phase, scene.rank(0).overdue, scene.rank(1).overdue) == (
-        Phase.EVALUATION,
-        False,
-        True,
-    )
+    scene.tell(0, phase=Phase.EVALUATION, sent=scene.now + 0.5)
+    scene.wait(100)
+    assert scene.rank(0).phase == Phase.EVALUATION
+    assert (scene.rank(0).overdue, scene.rank(1).overdue) == (False, True)
 
 
 def test_a_process_that_turns_out_to_be_of_another_job(scene: Scene) -> None:

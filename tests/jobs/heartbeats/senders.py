@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 
 import psutil
 
-from dshealthd.core.host import Host, read_bytes
+from dshealthd.core.host import Host
 from dshealthd.jobs.heartbeats.page import PageHolder, find_page
-from dshealthd.linux.process import parse_stat
 from dshealthd.training.message import PAGE, POSITION, POSITION_AT, STEP_BIT, Message, encode
+from tests.jobs.machines import started
 
 STRANGER = 12345
 """A user that owns nothing here."""
@@ -116,6 +116,6 @@ def own_pages() -> list[PageHolder]:
             if (page := find_page(Host(), child.pid)) is not None:
                 inode = os.fstat(page[0]).st_ino
                 os.close(page[0])
-                start = parse_stat(read_bytes(f"/proc/{child.pid}/stat", 4096)).start
-                found.append(PageHolder(child.pid, start, child.uids().real, page[1], inode))
+                user = child.uids().real
+                found.append(PageHolder(child.pid, started(child.pid), user, page[1], inode))
     return found

@@ -43,11 +43,8 @@ def test_rank(machine: Machine) -> None:
     """A rank's job is named as everywhere; it is the same process until it ends."""
     found = identify(host(machine), 50, 1000)
     assert isinstance(found, Identity)
-    assert (found.process.job, found.process.launch.rank, found.process.start) == (
-        job_name(TORCH, BOOT),
-        3,
-        100,
-    )
+    process = found.process
+    assert (process.job, process.launch.rank, process.start) == (job_name(TORCH, BOOT), 3, 100)
     assert same(host(machine), found)
 
 

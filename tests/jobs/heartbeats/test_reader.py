@@ -22,18 +22,18 @@ from typing import NoReturn
 import pytest
 
 from dshealthd.core.collector import Context, SourceError
-from dshealthd.core.host import Host, read_bytes
+from dshealthd.core.host import Host
 from dshealthd.jobs.heartbeats import reader as reader_module
 from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender
 from dshealthd.jobs.heartbeats.page import PageHolder
 from dshealthd.jobs.heartbeats.reader import HeartbeatReader
 from dshealthd.jobs.heartbeats.sender import Sender
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.linux.process import parse_stat
 from dshealthd.training.message import PAGE, SLOT, Message, StepStage, encode
-from tests.jobs.heartbeats.senders import STRANGER, SenderProcess, own_pages, sending
-from tests.jobs.machines import TORCH
+from tests.jobs.heartbeats.senders import STRANGER, own_pages, sending
+from tests.jobs.machines import TORCH, started
 from tests.stopwatch import Stopwatch
+from tests.waiting import eventually
 
 PERIOD = 0.5
 
@@ -44,7 +44,7 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="processes of other users 
 def reading() -> Iterator[HeartbeatReader]:
     """Run a reader in the running loop."""
     reader = HeartbeatReader(Host())
-    reader.start(asyncio.get_running_loop())
+    reader.start()
     try:
         yield reader
     finally:
@@ -63,14 +63,6 @@ async def until(
         reader.refresh()
         reader.follow(own_pages())
         await asyncio.sleep(0.05)
-
-
-async def passes(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait until the condition holds, while nobody tends the reader."""
-    watch = Stopwatch(os.getpid())
-    while not condition():
-        assert watch.seconds() < seconds, "not in time"
-        await asyncio.sleep(0.01)
 
 
 def shown(reader: HeartbeatReader) -> dict[tuple[str, int], int]:
@@ -101,7 +93,7 @@ async def test_sender_is_who_proc_says() -> None:
         with sending(TORCH) as sender:
             sender.tell(beat(7))
             await until(reader, lambda: shown(reader))
-            context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+            context = Context(host=Host())
             (process,) = (
                 found for found in ProcessTable(context).refresh() if found.pid == sender.pid
             )
@@ -137,7 +129,7 @@ async def test_it_sleeps_without_a_sender(monkeypatch: pytest.MonkeyPatch) -> No
                 await until(reader, shows)
                 assert not await asleep()
             await until(reader, lambda: not len(reader))
-            while reader._timer is not None:
+            while reader._turns is not None:
                 await asyncio.sleep(PERIOD)
 
 
@@ -189,20 +181,14 @@ async def test_what_is_no_page(code: str) -> None:
             assert vandal.popen.stdout is not None
             assert vandal.popen.stdout.readline() == "made\n"
             for descriptor in (holder.descriptor, -1):
-                claimed = holder._replace(
-                    pid=vandal.pid, start=start(vandal), descriptor=descriptor
-                )
+                pid, start = vandal.pid, started(vandal.pid)
+                claimed = holder._replace(pid=pid, start=start, descriptor=descriptor)
                 reader.follow([holder, claimed])
                 assert len(reader) == 2
-                await passes(lambda: len(reader) == 1)
+                await eventually(lambda: len(reader) == 1)
         assert descriptors() == before
         sender.tell(beat(8))
-        await passes(lambda: list(shown(reader).values()) == [8])
-
-
-def start(sender: SenderProcess) -> int:
-    """Return when a process has started, in clock ticks from boot."""
-    return parse_stat(read_bytes(f"/proc/{sender.pid}/stat", 4096)).start
+        await eventually(lambda: list(shown(reader).values()) == [8])
 
 
 async def test_pid_that_is_reused() -> None:
@@ -212,7 +198,7 @@ async def test_pid_that_is_reused() -> None:
         (holder,) = own_pages()
         reader.follow([holder._replace(start=holder.start - 1)])
         assert len(reader) == 1
-        await passes(lambda: len(reader) == 0)
+        await eventually(lambda: len(reader) == 0)
         assert shown(reader) == {}
 
 
@@ -222,7 +208,7 @@ async def test_page_whose_descriptor_is_not_known() -> None:
         sender.tell(beat(7))
         (holder,) = own_pages()
         reader.follow([PageHolder(*holder[:3])])
-        await passes(lambda: list(shown(reader).values()) == [7])
+        await eventually(lambda: list(shown(reader).values()) == [7])
         reader.follow([PageHolder(*holder[:3])])
         assert list(shown(reader).values()) == [7]
 
@@ -267,7 +253,7 @@ async def test_process_that_ends() -> None:
         found = only(reader)[1]
         sender.tell(beat(8))
         sender.end()
-        await passes(lambda: len(reader) == 0)
+        await eventually(lambda: len(reader) == 0)
         assert found.message is not None
         assert found.message.step == 8
 
@@ -329,7 +315,7 @@ async def test_garbage_in_a_page() -> None:
         for data in garbage:
             stack.enter_context(sending(TORCH)).tell(data)
         reader.follow(own_pages())
-        await passes(lambda: reader.rejected == len(garbage))
+        await eventually(lambda: reader.rejected == len(garbage))
         assert len(reader) == 0
 
 
@@ -372,11 +358,11 @@ async def test_without_places(monkeypatch: pytest.MonkeyPatch) -> None:
             sender.tell(beat(1))
         first, second, third = sorted(own_pages(), key=lambda holder: holder.start)
         reader.follow([first, second, third])
-        await passes(lambda: len(shown(reader)) == 2)
+        await eventually(lambda: len(shown(reader)) == 2)
         reader.follow([first])
         assert pids(reader) == {first.pid, second.pid}
         reader.follow([third, first])
-        await passes(lambda: pids(reader) == {first.pid, third.pid})
+        await eventually(lambda: pids(reader) == {first.pid, third.pid})
 
 
 def pids(reader: HeartbeatReader) -> set[int]:
@@ -392,7 +378,7 @@ async def test_without_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(reader_module, "open_page", refuse)
             reader.follow(holders)
-            await passes(lambda: reader.unidentified[UnidentifiedSender.UNREADABLE] == 1)
+            await eventually(lambda: reader.unidentified[UnidentifiedSender.UNREADABLE] == 1)
         assert shown(reader) == {}
         await until(reader, lambda: shown(reader))
 
@@ -435,14 +421,14 @@ async def test_a_training_older_than_the_agent() -> None:
             assert told()
             assert reader.rejected == 0
             assert shown(reader) == {}
-        await passes(lambda: not len(reader))
+        await eventually(lambda: not len(reader))
 
 
 async def test_processes_of_another_namespace(tmp_path: Path) -> None:
     """With a procfs whose pids are not the agent's, no sender could be known; this is said."""
     (tmp_path / "self").symlink_to("1")
     with pytest.raises(SourceError, match="another pid namespace"):
-        HeartbeatReader(Host(procfs=tmp_path)).start(asyncio.get_running_loop())
+        HeartbeatReader(Host(procfs=tmp_path)).start()
 
 
 async def test_agent_that_stood_still() -> None:

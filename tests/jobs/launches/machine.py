@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -16,6 +16,7 @@ from dshealthd.core.host import Host
 from dshealthd.jobs.launches.breakpoints import Breakpoints
 from dshealthd.jobs.launches.obstacle import Refused
 from dshealthd.jobs.launches.watch import Launches, compare
+from tests.nccl.job import Job
 
 MARKS = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may set breakpoints"),
@@ -71,6 +72,17 @@ class Machine:
                     named[one["name"]].append(one["behind"])
         return sorted(named.values())
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Leave all ranks."""
         self.watch.close()
+
+
+def machine_of(folder: Path, *jobs: Job) -> Machine:
+    """Return a machine with the ranks of some jobs, which have loaded their libraries."""
+    ranks = [rank for job in jobs for rank in job.ranks]
+    for rank in ranks:
+        rank.ask("sync")
+    return Machine(folder, [rank.pid for rank in ranks])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dshealthd.linux.elf import functions
+from tests.waiting import until
 
 
 def run(folder: Path, procfs: Path, *before: str) -> tuple[subprocess.Popen[bytes], Path]:
@@ -58,7 +59,4 @@ def wait_for_original_text(pid: int, library: Path, names: set[str]) -> None:
     """Wait until functions are in a process as they are in the file: the kernel may take a while to
     remove breakpoints after their holder has ended.
     """
-    end = time.monotonic() + 60
-    while any(memory != file for memory, file in text_of(pid, library, names).values()):
-        assert time.monotonic() < end, "a breakpoint is left"
-        time.sleep(0.05)
+    until(lambda: all(memory == file for memory, file in text_of(pid, library, names).values()))

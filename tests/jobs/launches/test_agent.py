@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.agents import Scrape, running
 from tests.jobs.launches import libraries
-from tests.jobs.launches.machine import MARKS, Machine
+from tests.jobs.launches.machine import MARKS, machine_of
 from tests.nccl.job import Job
 
 pytestmark = MARKS
@@ -17,11 +17,8 @@ pytestmark = MARKS
 def test_an_agent_and_the_service(tmp_path: Path) -> None:
     """Counts reach /metrics and `dshealthd jobs`, and go with the service."""
     with Job(libraries.build(tmp_path / "lib"), 2, tmp_path) as job:
-        for rank in job.ranks:
-            rank.ask("sync")
-        machine = Machine(tmp_path, [rank.pid for rank in job.ranks])
-        machine.close()
-        flags = ("--path.procfs", str(machine.procfs))
+        with machine_of(tmp_path, job) as machine:
+            flags = ("--path.procfs", str(machine.procfs))
         output = tmp_path / "launches.json"
         command = [sys.executable, "-m", "dshealthd"]
         service = subprocess.Popen([*command, "launches", "--output", str(output), *flags])

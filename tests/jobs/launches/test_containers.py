@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -48,40 +49,34 @@ def test_two_containers_share_a_layer(options: tuple[str, ...], tmp_path: Path) 
     image, place = libraries.build(tmp_path / "image"), tmp_path / "place"
     place.mkdir()
     library = place / "libnccl.so.2"
-    jobs = []
-    try:
+    with contextlib.ExitStack() as stack:
+        jobs = []
         for number in range(2):
             folder = tmp_path / str(number)
             folder.mkdir()
             container = Container(image, place, folder / "layer", options)
-            jobs.append(Job(place, 1, folder, stations=[container]))
+            jobs.append(stack.enter_context(Job(place, 1, folder, stations=[container])))
             jobs[-1].ranks[0].ask("sync")
         one, other = map(contained, jobs)
-        machine = Machine(tmp_path, [jobs[0].ranks[0].pid, one])
-        try:
-            machine.turn()
-            for job, times in zip(jobs, (3, 5), strict=True):
-                job.join()
-                job.launch("world", "AllReduce", times)
-            found = machine.turn()
-            assert [rank["collectives"] for rank in found[one]["communicators"]] == [3]
-            ((memory, file),) = text_of(other, library, {"ncclAllReduce"}).values()
-            assert memory == file
-            ((memory, file),) = text_of(one, library, {"ncclAllReduce"}).values()
-            assert memory != file
-            machine.add(jobs[1].ranks[0].pid, other)
-            machine.turn()
-            for job, times in zip(jobs, (7, 11), strict=True):
-                job.launch("world", "AllReduce", times)
-            found = machine.turn()
-            assert found.keys() == {one, other}
-            assert [rank["collectives"] for rank in found[one]["communicators"]] == [10]
-            assert [rank["collectives"] for rank in found[other]["communicators"]] == [11]
-        finally:
-            machine.close()
-    finally:
-        for job in jobs:
-            job.close()
+        machine = stack.enter_context(Machine(tmp_path, [jobs[0].ranks[0].pid, one]))
+        machine.turn()
+        for job, times in zip(jobs, (3, 5), strict=True):
+            job.join()
+            job.launch("world", "AllReduce", times)
+        found = machine.turn()
+        assert [rank["collectives"] for rank in found[one]["communicators"]] == [3]
+        ((memory, file),) = text_of(other, library, {"ncclAllReduce"}).values()
+        assert memory == file
+        ((memory, file),) = text_of(one, library, {"ncclAllReduce"}).values()
+        assert memory != file
+        machine.add(jobs[1].ranks[0].pid, other)
+        machine.turn()
+        for job, times in zip(jobs, (7, 11), strict=True):
+            job.launch("world", "AllReduce", times)
+        found = machine.turn()
+        assert found.keys() == {one, other}
+        assert [rank["collectives"] for rank in found[one]["communicators"]] == [10]
+        assert [rank["collectives"] for rank in found[other]["communicators"]] == [11]
 
 
 def test_the_service_in_a_container_without_the_hosts_processes(tmp_path: Path) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import os
+import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ import pytest
 from dshealthd.jobs.launches import bpf
 from dshealthd.jobs.launches.obstacle import Obstacle
 from tests.jobs.launches import libraries
-from tests.jobs.launches.machine import MARKS, Machine
+from tests.jobs.launches.machine import MARKS, Machine, machine_of
 from tests.jobs.launches.service import run, text_of, wait, wait_for_original_text
-from tests.nccl import job as job_module
 from tests.nccl.job import Job
 
 MAX_COMMUNICATORS = 64
@@ -35,22 +34,16 @@ RIGHTS = "bpf", "perfmon", "sys_ptrace", "dac_read_search", "setuid", "setgid"
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., tuple[Job, Machine]]]:
     """Return what starts a job, and a machine that has its ranks alone."""
-    opened: list[Job | Machine] = []
+    with contextlib.ExitStack() as stack:
 
-    def started(size: int = SIZE, options: tuple[str, ...] = libraries.PUSH) -> tuple[Job, Machine]:
-        folder = tmp_path / str(len(opened))
-        folder.mkdir()
-        job = Job(libraries.build(folder / "lib", options), size, folder)
-        opened.append(job)
-        for rank in job.ranks:
-            rank.ask("sync")  # it has loaded its libraries
-        machine = Machine(folder, [rank.pid for rank in job.ranks])
-        opened.append(machine)
-        return job, machine
+        def started(size: int = SIZE, options: tuple[str, ...] = libraries.PUSH) -> tuple[Any, ...]:
+            folder = tmp_path / "job"
+            folder.mkdir()
+            lib = libraries.build(folder / "lib", options)
+            job = stack.enter_context(Job(lib, size, folder))
+            return job, stack.enter_context(machine_of(folder, job))
 
-    yield started
-    for one in reversed(opened):
-        one.close()
+        yield started
 
 
 def of_rank(job: Job, found: dict[int, dict[str, Any]], rank: int) -> dict[str, Any]:
@@ -317,44 +310,28 @@ def test_too_many_communicators(start: Callable[..., tuple[Job, Machine]]) -> No
     assert only(second)["behind"] is None
 
 
+class Shell:
+    """A script of a rank, which does something after it."""
+
+    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start it."""
+        return subprocess.Popen(["sh", "-c", f"{shlex.join(command)}; exit 3"], **options)
+
+
 def test_a_script_that_starts_the_rank(tmp_path: Path) -> None:
     """The process that has NCCL is the rank's, not the shell that its launcher started."""
-    lib = libraries.build(tmp_path / "lib")
-    script = Path(job_module.__file__).with_name("rank.py")
-    environment = {
-        "PATH": os.environ["PATH"],
-        "NCCLSIM_LIB": str(lib),
-        "LOCAL_RANK": "0",
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
-    }
-    shell = subprocess.Popen(
-        ["sh", "-c", f"{sys.executable} {script}; exit 3"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        text=True,
-        bufsize=1,
-    )
-    assert shell.stdin is not None
-    assert shell.stdout is not None
-    machine = Machine(tmp_path, [shell.pid])
-    try:
-        assert machine.turn()[shell.pid]["refused"] is Obstacle.NO_LIBRARY
-        shell.stdin.write("sync\n")
-        assert shell.stdout.readline().startswith("ok")
-        children = Path(f"/proc/{shell.pid}/task/{shell.pid}/children").read_text().split()
-        (pid,) = map(int, children)
-        machine.add(pid)
-        found = machine.turn()
-        assert {pid: None} == {each: rank["refused"] for each, rank in found.items()}
-    finally:
-        machine.close()
-        shell.stdin.close()
-        assert shell.wait(60) == 3
-        shell.stdout.close()
+    with Job(libraries.build(tmp_path / "lib"), 1, tmp_path, stations=[Shell()]) as job:
+        shell = job.ranks[0]
+        with Machine(tmp_path, [shell.pid]) as machine:
+            assert machine.turn()[shell.pid]["refused"] is Obstacle.NO_LIBRARY
+            shell.ask("sync")
+            children = Path(f"/proc/{shell.pid}/task/{shell.pid}/children").read_text().split()
+            (pid,) = map(int, children)
+            machine.add(pid)
+            found = machine.turn()
+            assert {pid: None} == {each: rank["refused"] for each, rank in found.items()}
+        shell.say("exit")
+        assert shell.process.wait(60) == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

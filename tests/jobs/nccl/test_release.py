@@ -53,6 +53,11 @@ def start() -> Iterator[Callable[..., int]]:
         process.communicate()
 
 
+def mapped(pid: int, procfs: Path = Path("/proc")) -> frozenset[str]:
+    """Return the versions that a process has mapped."""
+    return MappedReleases().library(Host(procfs=procfs), pid).versions
+
+
 def test_maps() -> None:
     """Libraries of NCCL and PyTorch's part that may contain it, with what tells them apart."""
     data = (
@@ -84,7 +89,7 @@ def test_version(
 ) -> None:
     """The release is found among the constants of the library, or in its name."""
     library(tmp_path / name, text)
-    assert MappedReleases().of(Host(), start(tmp_path / name)) == {version}
+    assert mapped(start(tmp_path / name)) == {version}
 
 
 def test_two_libraries(start: Callable[..., int], tmp_path: Path) -> None:
@@ -96,12 +101,12 @@ def test_two_libraries(start: Callable[..., int], tmp_path: Path) -> None:
     ]
     for place, text in zip(places, (BANNER, b"NCCL version 2.30.7+cuda13.0", b""), strict=True):
         library(place, text)
-    assert MappedReleases().of(Host(), start(*places)) == {"2.27.7", "2.30.7"}
+    assert mapped(start(*places)) == {"2.27.7", "2.30.7"}
 
 
 def test_nothing_mapped(start: Callable[..., int]) -> None:
     """A process that has not mapped NCCL has no release, which is not an unknown one."""
-    assert MappedReleases().of(Host(), start()) == frozenset()
+    assert mapped(start()) == frozenset()
 
 
 def test_replaced_library(start: Callable[..., int], tmp_path: Path) -> None:
@@ -109,11 +114,11 @@ def test_replaced_library(start: Callable[..., int], tmp_path: Path) -> None:
     place = tmp_path / "libnccl.so.2"
     library(place, BANNER)
     pid, releases = start(place), MappedReleases()
-    assert releases.of(Host(), pid) == {"2.27.7"}
+    assert releases.library(Host(), pid).versions == {"2.27.7"}
     library(tmp_path / "new", b"NCCL version 2.30.7+cuda13.0")
     os.replace(tmp_path / "new", place)
     with pytest.raises(UnknownRelease, match="replaced"):
-        releases.of(Host(), pid)
+        releases.library(Host(), pid)
 
 
 def test_other_file_at_the_path(tmp_path: Path) -> None:
@@ -128,7 +133,7 @@ def test_other_file_at_the_path(tmp_path: Path) -> None:
     (proc / "maps").write_text(f"7f00-7f01 r--p 00000000 fe:00 {inode} {place}\n")
     (tmp_path / "proc/7").symlink_to(proc)
     with pytest.raises(UnknownRelease, match="another file"):
-        MappedReleases().of(Host(procfs=tmp_path / "proc"), 7)
+        mapped(7, tmp_path / "proc")
 
 
 @pytest.mark.parametrize(("known", "kept"), [(63, 64), (64, 1)])
@@ -139,7 +144,7 @@ def test_so_many_libraries_are_remembered(
     library(tmp_path / "libnccl.so.2", BANNER)
     releases = MappedReleases()
     releases._known = {(number,): Library(frozenset(), frozenset()) for number in range(known)}
-    assert releases.of(Host(), start(tmp_path / "libnccl.so.2")) == {"2.27.7"}
+    assert releases.library(Host(), start(tmp_path / "libnccl.so.2")).versions == {"2.27.7"}
     assert len(releases._known) == kept
 
 
@@ -149,7 +154,7 @@ def test_so_many_mappings(tmp_path: Path, size: int, *, known: bool) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7/maps").write_bytes(b"\n" * size)
     with nullcontext() if known else pytest.raises(UnknownRelease, match="bytes of mappings"):
-        assert MappedReleases().of(Host(procfs=tmp_path), 7) == frozenset()
+        assert mapped(7, tmp_path) == frozenset()
 
 
 @pytest.mark.parametrize(("count", "whole"), [(4095, True), (4096, False)])
@@ -171,7 +176,7 @@ def test_so_many_libraries(
     for place in places:
         library(place, BANNER)
     with nullcontext() if known else pytest.raises(UnknownRelease, match="more than 8"):
-        assert MappedReleases().of(Host(), start(*places)) == {"2.27.7"}
+        assert mapped(start(*places)) == {"2.27.7"}
 
 
 def test_library_without_a_version(start: Callable[..., int], tmp_path: Path) -> None:
@@ -179,4 +184,4 @@ def test_library_without_a_version(start: Callable[..., int], tmp_path: Path) ->
     for name in ("libnccl.so.2", "libtorch_cuda.so"):
         library(tmp_path / name, b"NCCL version %s and no digits")
         with pytest.raises(UnknownRelease, match="does not say its NCCL version"):
-            MappedReleases().of(Host(), start(tmp_path / name))
+            mapped(start(tmp_path / name))

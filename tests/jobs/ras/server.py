@@ -28,11 +28,9 @@ BEHAVIORS = (
     "mute",  # accepts and says nothing, as a stopped process does
     "stall",  # speaks the protocol, and never answers the question
     "garbage",  # what speaks another protocol
-    "chatter",  # says more than it was asked for
     "flood",  # 100 MB of answer
     "trickle",  # a byte of answer each 10 ms
     "cut",  # closes in the middle of the answer
-    "close",  # closes before it greets
 )
 COUNTS = {"Broadcast": 3, "Reduce": 0, "AllGather": 40, "ReduceScatter": 40, "AllReduce": 1000}
 
@@ -144,15 +142,8 @@ class Process:
 
         It maps `library` as it would NCCL's, and writes each byte that it receives to `record`.
         """
-        command = [
-            sys.executable,
-            "-m",
-            "tests.jobs.ras.server",
-            address,
-            str(port),
-            behavior,
-            *map(str, answers),
-        ]
+        command = [sys.executable, "-m", "tests.jobs.ras.server", address, str(port), behavior]
+        command += map(str, answers)
         own = {"PATH": os.environ["PATH"], "TEST_RECORD": str(record or os.devnull)}
         if library is not None:
             own["TEST_LIBRARY"] = str(library)
@@ -184,10 +175,8 @@ class _Client:
         with open(os.environ["TEST_RECORD"], "ab") as record:
             record.write(data)
         self.received += data
-        if self.behavior in {"garbage", "close"}:
-            self.connection.sendall(
-                b"SSH-2.0-OpenSSH_9.2\r\n" * 100 if self.behavior == "garbage" else b""
-            )
+        if self.behavior == "garbage":
+            self.connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n" * 100)
             return True
         while self.behavior != "mute" and b"\n" in self.received:
             command, _, self.received = self.received.partition(b"\n")
@@ -201,7 +190,7 @@ class _Client:
 
     def _reply(self, command: bytes) -> bytes:
         if command.startswith(b"client protocol "):
-            return b"SERVER PROTOCOL 2\n" + (b"and more\n" if self.behavior == "chatter" else b"")
+            return b"SERVER PROTOCOL 2\n"
         assert command == b"set format json" or command.removeprefix(b"timeout ").isdigit(), command
         return b"OK\n"
 

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from dshealthd.jobs.ras.evaluation import JobProgress, by_size, check, check_change, lags, troubles
+from dshealthd.jobs.ras.evaluation import (
+    JobProgress,
+    RankLabel,
+    by_size,
+    check,
+    check_change,
+    lags,
+    troubles,
+)
 from dshealthd.jobs.ras.status import (
     Communicator,
     ImpossibleAnswer,
@@ -39,13 +47,32 @@ def communicator(
 
 
 def status(*communicators: Communicator, version: str = "2.29.7") -> Status:
-    """Return an answer."""
-    return Status(version=version, communicators=communicators)
+    """Return an answer of a job whose rank n is on GPU n."""
+    ranks = {place(rank): rank for rank in range(100)}
+    return Status(version=version, communicators=communicators, ranks=ranks)
 
 
-def lag(rank: int, behind: int = 1) -> Lag:
+def place(gpu: int) -> RankLocation:
+    """Return where the rank on a GPU is."""
+    return RankLocation("192.0.2.1", gpu, gpu)
+
+
+def lag(rank: int, behind: int = 1, gpu: int | None = None) -> Lag:
     """Return a rank that lags."""
-    return Lag(rank, "AllReduce", behind, RankLocation("192.0.2.1", rank, rank))
+    return Lag(rank, "AllReduce", behind, place(rank if gpu is None else gpu))
+
+
+def fed(*answers: Status) -> JobProgress:
+    """Return what is remembered after these answers."""
+    progress = JobProgress()
+    for answer in answers:
+        progress.update(answer)
+    return progress
+
+
+def label(number: str, gpu: int) -> tuple[RankLabel, str]:
+    """Return how a rank that lags is named."""
+    return RankLabel(number, "192.0.2.1", str(gpu)), "AllReduce"
 
 
 @pytest.mark.parametrize(
@@ -124,13 +151,11 @@ def test_the_furthest_behind_are_named() -> None:
     marks = {0: 1}
     many = communicator(100, marks=marks, behind=tuple(lag(rank) for rank in range(100)))
     pair = communicator(2, "b", marks=marks, behind=(lag(1, 3),))
-    answer, progress = status(many, pair), JobProgress()
-    for _ in range(2):
-        progress.update(answer)
-    found = lags(answer, progress, 100)
+    answer = status(many, pair)
+    found = lags(answer, fed(answer, answer), 100)
     assert len(found) == MAX_NAMED
     assert list(found.values()) == [3, *[1] * (MAX_NAMED - 1)]
-    assert next(label.gpu for label, _ in found) == "1"
+    assert next(rank.gpu for rank, _ in found) == "1"
 
 
 def test_the_dead_are_named_first() -> None:
@@ -141,7 +166,7 @@ def test_the_dead_are_named_first() -> None:
     found = troubles(status(communicator(80, troubles=(*silent, lost, *worse))), 80)
     assert len(found) == MAX_NAMED
     assert [what for _, what in found[:3]] == ["dead", "internal_error", "unresponsive"]
-    assert [label.number for label, _ in found[:2]] == ["71", "70"]
+    assert [rank.number for rank, _ in found[:2]] == ["71", "70"]
     few = status(communicator(80, troubles=(lost, silent[5])))
     assert [what for _, what in troubles(few, 80)] == ["unresponsive", "remote_error"]
 
@@ -159,3 +184,45 @@ def test_answers_before_their_time(early: tuple[bool, bool], idle: int) -> None:
         found.append(progress.idle)
     progress.update(status(communicator(8, marks={0: 4})))
     assert (found[0], found[-1], progress.idle) == (None, idle, 0)
+
+
+def test_silence_is_no_progress() -> None:
+    """A rank that falls silent or comes back does not look like a job that gets on."""
+    whole, less = (status(communicator(3, marks=dict.fromkeys(range(n), 5))) for n in (3, 2))
+    assert fed(whole, less, whole).idle == 2
+
+
+def test_new_communicator_is_no_progress() -> None:
+    """A communicator that was not in the answer before is not compared."""
+    first, second = communicator(2, marks={0: 5}), communicator(1, "b", marks={0: 9})
+    assert fed(status(first), status(first, second)).idle == 1
+    assert fed(status(first), status(second)).idle is None
+
+
+def test_lagging_ranks_are_those_that_stand_still() -> None:
+    """A rank that is behind while its communicator gets on is not named."""
+    before, after = (
+        status(communicator(3, marks={0: count}, behind=(lag(2),))) for count in (5, 7)
+    )
+    progress = fed(before, after)
+    assert lags(after, progress, 3) == {}
+    progress.update(after)
+    assert lags(after, progress, 3) == {label("2", 2): 1}
+
+
+def test_number_among_all_ranks() -> None:
+    """A rank behind in a group has the number that it has among all, which only a communicator of
+    WORLD_SIZE ranks tells; without one it is told by its host and GPU.
+    """
+    pair = communicator(2, marks={0: 1}, behind=(lag(1, gpu=3),))
+    answer = status(pair, communicator(4, "b"))
+    assert lags(answer, fed(answer, answer), 4) == {label("3", 3): 1}
+    for size in (8, None):
+        assert lags(answer, fed(answer, answer), size) == {label("", 3): 1}
+
+
+def test_troubles_of_several_communicators() -> None:
+    """A rank that is missing from several communicators is named once."""
+    pair = communicator(2, "b", troubles=(Trouble(0, "unresponsive", place(1)),))
+    world = communicator(3, troubles=(Trouble(1, "unresponsive", place(1)),))
+    assert troubles(status(world, pair), 3) == [(label("1", 1)[0], "unresponsive")]

@@ -7,16 +7,16 @@ from typing import Any, cast
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.jobs.nccl.release import MappedReleases
+from dshealthd.jobs.nccl.release import Library, MappedReleases
 from dshealthd.jobs.ras.question import JobProcess, loaded_by
 
 
 class Same:
     """Releases of processes that all have mapped one."""
 
-    def of(self, _host: Host, _pid: int) -> frozenset[str]:
+    def library(self, _host: Host, _pid: int) -> Library:
         """Return it."""
-        return frozenset({"2.30.7"})
+        return Library(frozenset({"2.30.7"}), frozenset())
 
 
 @pytest.mark.parametrize(("ranks", "versions"), [(128, {"2.30.7"}), (129, {"2.30.7", None})])

@@ -16,6 +16,8 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
 from dshealthd.linux.activity import ThreadState, activity, busiest, demands
+from tests.jobs.machines import started
+from tests.waiting import until
 
 HOST = Host()
 
@@ -36,31 +38,26 @@ def start() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
         process.communicate()
 
 
-def began(process: subprocess.Popen[bytes]) -> int:
-    """Return the ticks at which it started."""
-    with open(f"/proc/{process.pid}/stat", encoding="utf-8") as file:
-        return int(file.read().rpartition(")")[2].split()[19])
+def becomes(process: subprocess.Popen[bytes], state: ThreadState) -> None:
+    """Wait until a process is in a state."""
+    start = started(process.pid)
 
+    def reached() -> bool:
+        found = activity(HOST, process.pid, start)
+        return found is not None and found.state is state
 
-def state_of(process: subprocess.Popen[bytes], wanted: ThreadState) -> ThreadState | None:
-    """Return the state of a process, once it is the one that is wanted, or after a while."""
-    end = time.monotonic() + 60.0
-    while True:
-        found = activity(HOST, process.pid, began(process))
-        if found is None or found.state is wanted or time.monotonic() > end:
-            return found.state if found is not None else None
-        time.sleep(0.01)
+    until(reached)
 
 
 def test_states(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
     """A process that computes, sleeps, is stopped, and has ended without being asked for."""
-    assert state_of(start("while True: pass"), ThreadState.RUNNING) is ThreadState.RUNNING
+    becomes(start("while True: pass"), ThreadState.RUNNING)
     process = start("import time; time.sleep(60)")
-    assert state_of(process, ThreadState.SLEEPING) is ThreadState.SLEEPING
+    becomes(process, ThreadState.SLEEPING)
     process.send_signal(signal.SIGSTOP)
-    assert state_of(process, ThreadState.STOPPED) is ThreadState.STOPPED
+    becomes(process, ThreadState.STOPPED)
     process.kill()
-    assert state_of(process, ThreadState.ZOMBIE) is ThreadState.ZOMBIE
+    becomes(process, ThreadState.ZOMBIE)
 
 
 def test_time_on_cpus(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
@@ -69,7 +66,7 @@ def test_time_on_cpus(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
     process = start(code + "print(flush=True)\ntime.sleep(60)")
     assert process.stdout is not None
     assert process.stdout.readline() == b"\n"
-    found = activity(HOST, process.pid, began(process))
+    found = activity(HOST, process.pid, started(process.pid))
     assert found is not None
     assert 0.25 <= found.cpu_seconds <= 0.6
 
@@ -84,16 +81,16 @@ def test_time_without_a_cpu(start: Callable[[str], subprocess.Popen[bytes]]) -> 
     sleeper = start(code + "print(flush=True)\ntime.sleep(60)")
     assert sleeper.stdout is not None
     assert sleeper.stdout.readline() == b"\n"  # it may have slept before, while it started
-    state_of(sleeper, ThreadState.SLEEPING)
+    becomes(sleeper, ThreadState.SLEEPING)
 
     def worked(process: subprocess.Popen[bytes]) -> float:
-        found = activity(HOST, process.pid, began(process))
+        found = activity(HOST, process.pid, started(process.pid))
         assert found is not None
         assert found.queued_seconds is not None
         return found.work_seconds
 
     for process in rivals:
-        state_of(process, ThreadState.RUNNING)
+        becomes(process, ThreadState.RUNNING)
     threads = [demands(HOST, process.pid) for process in (*rivals, sleeper)]
     before, began_at = [worked(process) for process in (*rivals, sleeper)], time.monotonic()
     time.sleep(1.5)
@@ -118,7 +115,7 @@ def test_another_process_of_that_pid() -> None:
     assert activity(HOST, 1 << 22, 1) is None
 
 
-async def until(exit_watcher: ExitWatcher, process: subprocess.Popen[bytes], ticks: int) -> End:
+async def end_of(exit_watcher: ExitWatcher, process: subprocess.Popen[bytes], ticks: int) -> End:
     """Return how a process ended, of which only the kernel tells."""
     while (end := exit_watcher.end(process.pid, ticks)) is None:
         await asyncio.sleep(0.01)
@@ -152,11 +149,11 @@ async def test_how_a_process_ends(
 ) -> None:
     """How it ended is known while its parent has not asked, and stays known when it has."""
     process = start(f"import sys; sys.stderr = None\n{code}")
-    ticks = began(process)
+    ticks = started(process.pid)
     with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
         exit_watcher.follow(process.pid, ticks)
         before = time.time()
-        end = await until(exit_watcher, process, ticks)
+        end = await end_of(exit_watcher, process, ticks)
         assert end.how is ended
         assert before - 1.0 <= end.at <= time.time()
         process.wait()
@@ -166,13 +163,13 @@ async def test_how_a_process_ends(
 async def test_the_first_to_end(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
     """Whose end was first is known although their parent asks at once."""
     first, second = (start("import time; time.sleep(60)") for _ in range(2))
-    ticks = {process.pid: began(process) for process in (first, second)}
+    ticks = {process.pid: started(process.pid) for process in (first, second)}
     with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
         for pid, number in ticks.items():
             exit_watcher.follow(pid, number)
         for process, number in ((first, signal.SIGKILL), (second, signal.SIGTERM)):
             process.send_signal(number)
-            assert state_of(process, ThreadState.ZOMBIE) is ThreadState.ZOMBIE
+            becomes(process, ThreadState.ZOMBIE)
             await asyncio.sleep(0.05)  # what torchrun waits, at the least
             process.wait()
         ends = [exit_watcher.end(process.pid, ticks[process.pid]) for process in (first, second)]
@@ -191,14 +188,14 @@ async def test_end_whose_parent_asked_before_the_loop_ran(
 ) -> None:
     """An agent that waits for a CPU while a rank is killed and reaped still knows how it ended."""
     process = start("import time; time.sleep(60)")
-    ticks = began(process)
+    ticks = started(process.pid)
     with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
         exit_watcher.follow(process.pid, ticks)
         process.send_signal(number)
         process.wait()  # nothing else runs meanwhile
         if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 15):
             pytest.skip("the kernel is older than Linux 6.15")
-        assert (await until(exit_watcher, process, ticks)).how is ended
+        assert (await end_of(exit_watcher, process, ticks)).how is ended
 
 
 async def test_pid_of_another_process_is_not_followed(
@@ -206,12 +203,12 @@ async def test_pid_of_another_process_is_not_followed(
 ) -> None:
     """A process that has a pid now says nothing of the end of the one that had it before."""
     process = start("import time; time.sleep(60)")
-    ticks = began(process) - 1
+    ticks = started(process.pid) - 1
     with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
         exit_watcher.follow(process.pid, ticks)
         process.kill()
         process.wait()
-        assert (await until(exit_watcher, process, ticks)).how is ExitKind.UNKNOWN
+        assert (await end_of(exit_watcher, process, ticks)).how is ExitKind.UNKNOWN
 
 
 async def test_an_end_that_nobody_saw(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
@@ -220,16 +217,16 @@ async def test_an_end_that_nobody_saw(start: Callable[[str], subprocess.Popen[by
     One that lives has no end.
     """
     process = start("")
-    ticks = began(process)
+    ticks = started(process.pid)
     process.wait()
     with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
         exit_watcher.follow(process.pid, ticks)
-        assert (await until(exit_watcher, process, ticks)).how is ExitKind.UNKNOWN
+        assert (await end_of(exit_watcher, process, ticks)).how is ExitKind.UNKNOWN
         alive = start("import time; time.sleep(60)")
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(2):  # its job has got another name
-            exit_watcher.follow(alive.pid, began(alive))
-        assert exit_watcher.end(alive.pid, began(alive)) is None
+            exit_watcher.follow(alive.pid, started(alive.pid))
+        assert exit_watcher.end(alive.pid, started(alive.pid)) is None
         assert len(os.listdir("/proc/self/fd")) == before + 1
-        exit_watcher.forget(alive.pid, began(alive))
+        exit_watcher.forget(alive.pid, started(alive.pid))
         assert len(os.listdir("/proc/self/fd")) == before
