@@ -13,7 +13,7 @@ from dshealthd.linux import pci
 from tests.explain.explaining import explained
 
 EVERY = patterns.load().every
-VALUE = re.compile(r"\{(\w+)\}")
+VALUE = re.compile(r"\{(\w+)(?:\|[^{}]+)?\}")
 OF_A_FINDING = {"rank", "host", "frame", "log"}
 """Values of a finding that any step may use."""
 WITHOUT: set[str] = set()
@@ -212,9 +212,15 @@ def test_a_triton_kernel_that_failed_could_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "host", "step"),
-    [("/d", "n-1", "`df /d` on n-1"), ("/$(id)", "n-1", ""), ("/d", "a\nb", "")],
+    ("path", "host", "step", "other"),
+    [
+        ("/d", "n-1", "`df /d` on n-1", "`df /d` on n-1"),
+        ("/$(id)", "n-1", "", ""),
+        ("/d", "a\nb", "", "`df /d` on its node"),
+    ],
 )
-def test_each_value_of_a_step_must_be_harmless(path: str, host: str, step: str) -> None:
-    """One that is does not vouch for another."""
-    assert patterns.advised(("`df {path}` on {host}",), {"path": path, "host": host}) == step
+def test_each_value_of_a_step_must_be_harmless(path: str, host: str, step: str, other: str) -> None:
+    """One that is does not vouch for another; other words may stand for one that is not."""
+    values = {"path": path, "host": host}
+    assert patterns.advised(("`df {path}` on {host}",), values) == step
+    assert patterns.advised(("`df {path}` on {host|its node}",), values) == other
