@@ -75,11 +75,15 @@ class Identities:
         alone = {source: ranks for source, ranks in own_ranks.items() if len(ranks) == 1}
         if len(set().union(*alone.values())) > 1:  # each of several logs is of one rank
             self._ranks |= {("log", source): ranks for source, ranks in alone.items()}
-        for (source, task, local), ranks in found.ranks_by_local.items():
-            first = {rank - local for rank in ranks}
-            self._first[source, task] |= first
-            if match := self._folder(source):
-                self._first[match["node"]] |= first
+        self._of_tasks: dict[tuple[int, int], set[int]] = defaultdict(set)
+        """Ranks by file and task of srun."""
+        for source, facts in enumerate(found.sources):
+            for of in facts.origins:
+                if of.rank is not None and of.local is not None:
+                    for key in {(source, of.task), self._node(source)} - {None}:
+                        self._first[key].add(of.rank - of.local)
+                if of.rank is not None and of.task is not None:
+                    self._of_tasks[source, of.task].add(of.rank)
         self._learn_failures()
         self._has_one_node = self._is_one_node()
         for facts in found.sources:
@@ -301,7 +305,5 @@ class Identities:
 
     def is_node(self, source: int, task: int) -> bool:
         """Return whether a task of srun is a launcher of several ranks."""
-        ranks = self._found.tasks_with_ranks.get((source, task))
-        if ranks:
-            return ranks != {task}
-        return self._found.sources[source].is_launcher
+        ranks = self._of_tasks.get((source, task))
+        return ranks != {task} if ranks else self._found.sources[source].is_launcher

@@ -61,10 +61,10 @@ class Kind:
     """Whether it may say which rank is where."""
     launches: bool
     """Whether torchrun speaks."""
-    is_alive: bool
-    """Whether it shows a job at work, or its good end."""
     ends: bool
+    """Whether it shows the good end of a job."""
     works: bool
+    """Whether it shows NCCL at work."""
     advances: bool
     """Whether it shows progress."""
     step: slice | None
@@ -102,7 +102,6 @@ class Kinds:
         named = line.named[:MAX_MATCHED]
         near_named = self._patterns.kind(bare(named))[0] if named else ()
         shown = progress.find(text)
-        ends, works = progress.is_end(text), progress.is_nccl_at_work(text)
         return Kind(
             template=template,
             level=level,
@@ -121,9 +120,8 @@ class Kinds:
             heads=names.heading(text) is not None,
             pairs=names.may_pair(template),
             launches="torch/distributed/elastic/" in text or "torchrun" in text,
-            is_alive=ends or works or shown is not None,
-            ends=ends,
-            works=works,
+            ends=progress.is_end(text),
+            works=progress.is_nccl_at_work(text),
             advances=shown is not None,
             step=slice(*shown.span("step")) if shown is not None and shown["step"] else None,
             is_finite=shown is not None and progress.FINITE_LOSS.search(text) is not None,

@@ -321,10 +321,7 @@ class Reader:
         if consumed or len(text) < 4:  # noqa: PLR2004 - shorter than any pattern
             return consumed
         text = text[:MAX_MATCHED]
-        if kind.is_alive:
-            self._progress(line, text, kind)
-            if kind.ends:
-                facts.finished_at = self._stamp(line)
+        self._progress(line, text, kind)
         if kind.embeds and facts.is_plain and _is_of_service(line):
             return False
         if kind.embeds:
@@ -371,7 +368,7 @@ class Reader:
         """Learn how a line shows the job at work."""
         facts = self._facts
         if kind.ends:
-            facts.finished = self._order
+            facts.finished, facts.finished_at = self._order, self._stamp(line)
             facts.finished_progress = facts.progress + kind.advances
         elif kind.works:
             facts.alive = self._order
@@ -406,9 +403,9 @@ class Reader:
             says=remark.content, steps=STEP, place=place, origin=line.origin,
             order=self._order, stamp=self._stamp(line), exact=line.stamp is not None, weak=True,
             fields={**self._details.fields, **spoken_rank(text), **ended},
-            progress=facts.progress, of_kernel=kind.of_kernel,
+            progress=facts.progress, calm=facts.calm, of_kernel=kind.of_kernel,
         )  # fmt: skip
-        facts.statements.add(kind.template, remark, event, facts.calm)
+        facts.statements.add(kind.template, remark, event)
 
     def _stamp(self, line: Line) -> Stamp | None:
         """Return the stamp of a line, or else the last one before it, whoever wrote that: the
