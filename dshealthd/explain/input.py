@@ -18,13 +18,13 @@ import sys
 import zlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from dshealthd.explain.streams import ANSI
 from dshealthd.linux import regular_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 BLOCK = 1 << 18
 """Bytes read at a time: few enough to stay in a core's own cache while they are searched."""
@@ -35,9 +35,9 @@ EDGE = 1 << 14
 MAX_LINE = 1 << 16
 """Maximum bytes of a line that are kept; a longer line is counted as cut."""
 MAX_FILES = 20_000
+Finder: TypeAlias = "Callable[[bytes], Sequence[int]]"
+"""Returns ascending offsets in a block of whole lines, at least one in each that may match."""
 _SKIPPED = (".pt", ".pth", ".bin", ".safetensors", ".so", ".py", ".pyc", ".png", ".whl", ".npy")
-
-
 _PIPES = ("/dev/stdin", "/dev/fd/")
 _MESSAGES = ("log", "MESSAGE", "message", "msg", "line")
 _TIMES = ("time", "timestamp", "@timestamp", "ts", "__REALTIME_TIMESTAMP")
@@ -52,15 +52,6 @@ _MICROSECONDS, _MILLISECONDS = 1e14, 1e11
 
 class InputError(Exception):
     """A log cannot be read; the message says which and why."""
-
-
-class Finder(Protocol):
-    """Finder of lines in a block that may match a pattern."""
-
-    def __call__(self, block: bytes) -> Sequence[int]:
-        """Return ascending offsets in a block of whole lines, at least one in each line that may
-        match.
-        """
 
 
 @dataclass(slots=True)

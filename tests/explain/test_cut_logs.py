@@ -31,15 +31,16 @@ CUTS = 40
 STEPS = "".join(f"step {step} | loss {2.5 - step / 10}\n" for step in range(3))
 """What each rank prints before it hangs."""
 CONSOLE = "torchrun.log"
-PATTERNS = load()
-FINDER = Templates(PATTERNS)
+FINDER = Templates(load())
+"""What all explanations here have learned together."""
 
 Files = dict[str, str]
 
 
 def explained(files: Files) -> Finding:
     """Explain some files."""
-    recognizer = Recognizer(PATTERNS, FINDER)
+    recognizer = Recognizer()
+    recognizer.find = FINDER
     for name, text in files.items():
         statistics = recognizer.found.statistics
         stream = io.BytesIO(text.encode())
