@@ -98,16 +98,16 @@ class Kinds:
     def _read(self, line: Line, level: str, *, of_kernel: bool) -> Kind:
         text = line.text[:MAX_MATCHED]
         template = bare(text)
-        near, is_remark = self._patterns.kind(template)
+        near, is_remark = self._patterns.candidates(template)
         named = line.named[:MAX_MATCHED]
-        near_named = self._patterns.kind(bare(named))[0] if named else ()
+        near_named = self._patterns.candidates(bare(named))[0] if named else []
         shown = progress.find(text)
         return Kind(
             template=template,
             level=level,
             of_kernel=of_kernel,
-            near=near,
-            near_named=near_named,
+            near=_of_lines(near),
+            near_named=_of_lines(near_named),
             is_remark=is_remark or remarks.is_of_shell(text),
             is_exception=as_exception(line) is not line,
             embeds=level not in {"calm", "warning"}
@@ -126,3 +126,7 @@ class Kinds:
             step=slice(*shown.span("step")) if shown is not None and shown["step"] else None,
             is_finite=shown is not None and progress.FINITE_LOSS.search(text) is not None,
         )
+
+
+def _of_lines(near: list[Pattern]) -> tuple[Pattern, ...]:
+    return tuple(one for one in near if one.where != "exception")

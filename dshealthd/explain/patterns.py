@@ -159,21 +159,13 @@ class Patterns:
         needs = [pattern.need for pattern in self.every]
         return Prefilter([*needs, *(Need((text,)) for text in (*GENERIC, *WORDS))])
 
-    def candidates(self, text: str) -> list[Pattern]:
-        """Return the patterns that may match a text without digits, in the order of `every`."""
-        numbers = self.prefilter.find(text)
-        return [self.every[number] for number in numbers if number < len(self.every)]
-
-    def kind(self, text: str) -> tuple[tuple[Pattern, ...], bool]:
-        """Return the patterns that may match a line that is no exception, in their order, and
-        whether it may be a remark; `text` is the line without digits.
+    def candidates(self, text: str) -> tuple[list[Pattern], bool]:
+        """Return the patterns that may match a text without digits, in the order of `every`, and
+        whether it may be a remark.
         """
         numbers = self.prefilter.find(text)
-        found = (self.every[number] for number in numbers if number < len(self.every))
-        return (
-            tuple(one for one in found if one.where != "exception"),
-            bool(numbers) and numbers[-1] >= len(self.every),
-        )
+        found = [self.every[number] for number in numbers if number < len(self.every)]
+        return found, len(found) < len(numbers)
 
 
 @functools.cache

@@ -473,7 +473,7 @@ class Reader:
         """Recognize an exception by the first matching pattern, else as the program's own."""
         text = traceback.text
         chosen, fields = None, {}
-        for pattern in self._parent.patterns.candidates(bare(text)):
+        for pattern in self._parent.patterns.candidates(bare(text))[0]:
             # What a process still says at its end may stand below its exception.
             told = text.partition("\n")[0] if pattern.role == "consequence" else text
             if pattern.role != "loss" and (match := _fullest(pattern, told)):
