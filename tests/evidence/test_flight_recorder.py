@@ -133,19 +133,17 @@ def test_another_job_s_rank_is_not_asked(place: Path) -> None:
             assert not (place / "dump_3").exists()
 
 
-def test_the_older_name_of_the_variable_counts_where_the_newer_is_not_set(place: Path) -> None:
-    """Torch before 2.8 knows TORCH_NCCL_DEBUG_INFO_TEMP_FILE."""
+@pytest.mark.parametrize(("newer", "older"), [("", "{}/dump_"), ("./{}/dump_", "")])
+def test_a_rank_s_environment_says_where_dumps_go(place: Path, newer: str, older: str) -> None:
+    """Torch before 2.8 knows TORCH_NCCL_DEBUG_INFO_TEMP_FILE; a relative prefix starts at the
+    rank's working directory.
+    """
+    variables = {
+        "TORCH_FR_DUMP_TEMP_FILE": newer.format(place),
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": older.format(place),
+    }
     with rank(place) as pid:
-        step, _ = recorded(
-            pid, place, TORCH_FR_DUMP_TEMP_FILE="", TORCH_NCCL_DEBUG_INFO_TEMP_FILE=f"{place}/dump_"
-        )
-    assert step.problem == ""
-
-
-def test_paths_of_a_rank_are_relative_to_where_it_runs(place: Path) -> None:
-    """A relative prefix starts at the rank's working directory."""
-    with rank(place) as pid:
-        step, _ = recorded(pid, place, TORCH_FR_DUMP_TEMP_FILE=f"{str(place)[1:]}/dump_")
+        step, _ = recorded(pid, place, **variables)
     assert step.problem == ""
 
 

@@ -21,60 +21,6 @@ from tests.explain.variants import variants
 MEGABYTES = int(os.environ.get("DSHEALTHD_HEALTHY_MEGABYTES", "1"))
 """Fifty take a minute or two, as nearly every line of the noise is one that patterns look at."""
 
-NOISE = [
-    "[rank{g}]:[I105 10:00:{s:02d}.1 ProcessGroupNCCL.cpp:2314] [PG ID 0 PG GUID 0(default_pg) "
-    "Rank "
-    "{g}] NCCL Work update periodic: last enqueued NCCL work: {n}, last completed NCCL work: {n}.",
-    "[2026-01-05 10:00:{s:02d},123] [WARNING] [stage3.py:2069:step] {n} pytorch allocator "
-    "cache flushes since last step. this happens when there is high memory pressure.",
-    "[2026-01-05 10:00:{s:02d},456] [INFO] [loss_scaler.py:190:update_scale] [deepspeed] "
-    "OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
-    "[2026-01-05 10:00:{s:02d},456] [INFO] [config.py:1003:print]   fp16_enabled "
-    "................. False",
-    "[2026-01-05 10:00:{s:02d},456] [INFO] [config.py:1003:print]   nan_check "
-    "................. error_if_nan",
-    "[2026-01-05 10:00:{s:02d},456] [INFO] [logging.py:96:log_dist] [Rank 0] step={n}, "
-    "skipped=0, lr=[1e-05], mom=[(0.9, 0.999)]",
-    "gpu-{h}:{n}:{n} [{g}] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.{h}<0>",
-    "gpu-{h}:{n}:{n} [{g}] NCCL INFO comm 0x55d{n} rank {g} nranks 8 cudaDev {g} nvmlDev {g} "
-    "busId 1b000 commId 0x{n} - Init COMPLETE",
-    "gpu-{h}:{n}:{n} [{g}] NCCL INFO NCCL_IB_TIMEOUT set by environment to 22.",
-    "gpu-{h}:{n}:{n} [{g}] NCCL INFO [Service thread] Connection closed by localRank {g}",
-    "gpu-{h}:{n}:{n} [{g}] NCCL INFO misc/socket.cc:835 -> 3",
-    "gpu-{h}:{n}:{n} [{g}] NCCL INFO socketPollConnect: connect returned Connection refused, "
-    "retrying (1/34) after sleep for 100 msec",
-    "[W105 10:00:{s:02d}.1 socket.cpp:759] [c10d] The client socket has failed to connect to "
-    "[gpu-0]:29500 (errno: 111 - Connection refused).",
-    "[W105 10:00:{s:02d}.1 socket.cpp:426] [c10d] The server socket has failed to bind to "
-    "[::]:29500 (errno: 98 - Address already in use).",
-    "[rank{g}]:[W105 10:00:{s:02d}.1 ProcessGroupNCCL.cpp:1496] Warning: WARNING: "
-    "destroy_process_group() was not called before program exit, which can leak resources.",
-    "[rank{g}]:[W105 10:00:{s:02d}.1 TCPStore.cpp:125] [c10d] recvValue failed on "
-    "SocketImpl(fd=3, addr=[localhost]:41, remote=[localhost]:29500): Failed to recv, got 0 "
-    "bytes. Connection was likely closed. Did the remote server shutdown or crash?",
-    "/opt/env/lib/python3.11/site-packages/torch/utils/checkpoint.py:460: UserWarning: "
-    "torch.utils.checkpoint: please pass in use_reentrant=True or use_reentrant=False explicitly.",
-    "/opt/env/lib/python3.11/site-packages/x.py:10: FutureWarning: In a future release this "
-    "will raise ValueError: bad argument",
-    "  warnings.warn('CUDA initialization: The NVIDIA driver on your system may be too old')",
-    "WARNING:root:Retrying after error: HTTP 503 Service Unavailable",
-    "{{'loss': 2.{n}, 'grad_norm': 0.{n}, 'learning_rate': 1e-05, 'epoch': 0.{s}}}",
-    "\r 12%|█▏        | {n}/800000 [00:03<00:26,  1.79s/it]\r 13%|█▏        | {n}/800000 "
-    "[00:04<00:26,  1.79s/it]",
-    "step {n}/800000 | loss 2.{n} | 0.{s} s",
-    "lm loss: 2.{n} | loss scale: 32768.0 | grad norm: nan | number of skipped iterations: 1 "
-    "| number of nan iterations: 0 |",
-    "check_for_nan_in_loss_and_grad ............. True",
-    "Saving model checkpoint to /ckpt/global_step{n}",
-    "[rank{g}]: Process rank: {g}, device: cuda:{g}, n_gpu: 1, distributed training: True",
-    "memory allocated: {n} MB, out of memory margin ok",
-    "gpu-{h} kernel: NVRM: Xid (PCI:0000:3b:00): 63, pid=1, name=python, Row Remapper: New "
-    "row marked",
-    "error_rate: 0.{n}, failures: 0, timeouts: 0, exit code 0",
-    "resource_tracker: There appear to be {n} leaked semaphore objects to clean up at shutdown",
-]  # fmt: skip
-
-
 CHATTER = [
     "{{'loss': 2.{n}, 'grad_norm': 0.{n}, 'learning_rate': 1e-05, 'epoch': 0.{s}}}",
     "\r 12%|█▏        | {n}/800000 [00:03<00:26,  1.79s/it]\r{{'loss': 2.{n}, 'grad_norm': 0.{n}}}",
@@ -108,6 +54,49 @@ CHATTER = [
 ]  # fmt: skip
 """What healthy trainings and servers print at every step: transformers, Megatron-LM, verl, SGLang,
 vLLM, torchtitan, DeepSpeed, Lightning, NCCL."""
+
+NOISE = [
+    *CHATTER,
+    "[rank{g}]:[I105 10:00:{s:02d}.1 ProcessGroupNCCL.cpp:2314] [PG ID 0 PG GUID 0(default_pg) "
+    "Rank "
+    "{g}] NCCL Work update periodic: last enqueued NCCL work: {n}, last completed NCCL work: {n}.",
+    "[2026-01-05 10:00:{s:02d},123] [WARNING] [stage3.py:2069:step] {n} pytorch allocator "
+    "cache flushes since last step. this happens when there is high memory pressure.",
+    "[2026-01-05 10:00:{s:02d},456] [INFO] [loss_scaler.py:190:update_scale] [deepspeed] "
+    "OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
+    "[2026-01-05 10:00:{s:02d},456] [INFO] [config.py:1003:print]   fp16_enabled "
+    "................. False",
+    "gpu-{h}:{n}:{n} [{g}] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.{h}<0>",
+    "gpu-{h}:{n}:{n} [{g}] NCCL INFO comm 0x55d{n} rank {g} nranks 8 cudaDev {g} nvmlDev {g} "
+    "busId 1b000 commId 0x{n} - Init COMPLETE",
+    "gpu-{h}:{n}:{n} [{g}] NCCL INFO NCCL_IB_TIMEOUT set by environment to 22.",
+    "gpu-{h}:{n}:{n} [{g}] NCCL INFO misc/socket.cc:835 -> 3",
+    "gpu-{h}:{n}:{n} [{g}] NCCL INFO socketPollConnect: connect returned Connection refused, "
+    "retrying (1/34) after sleep for 100 msec",
+    "[W105 10:00:{s:02d}.1 socket.cpp:759] [c10d] The client socket has failed to connect to "
+    "[gpu-0]:29500 (errno: 111 - Connection refused).",
+    "[W105 10:00:{s:02d}.1 socket.cpp:426] [c10d] The server socket has failed to bind to "
+    "[::]:29500 (errno: 98 - Address already in use).",
+    "[rank{g}]:[W105 10:00:{s:02d}.1 ProcessGroupNCCL.cpp:1496] Warning: WARNING: "
+    "destroy_process_group() was not called before program exit, which can leak resources.",
+    "[rank{g}]:[W105 10:00:{s:02d}.1 TCPStore.cpp:125] [c10d] recvValue failed on "
+    "SocketImpl(fd=3, addr=[localhost]:41, remote=[localhost]:29500): Failed to recv, got 0 "
+    "bytes. Connection was likely closed. Did the remote server shutdown or crash?",
+    "/opt/env/lib/python3.11/site-packages/torch/utils/checkpoint.py:460: UserWarning: "
+    "torch.utils.checkpoint: please pass in use_reentrant=True or use_reentrant=False explicitly.",
+    "/opt/env/lib/python3.11/site-packages/x.py:10: FutureWarning: In a future release this "
+    "will raise ValueError: bad argument",
+    "  warnings.warn('CUDA initialization: The NVIDIA driver on your system may be too old')",
+    "WARNING:root:Retrying after error: HTTP 503 Service Unavailable",
+    "step {n}/800000 | loss 2.{n} | 0.{s} s",
+    "lm loss: 2.{n} | loss scale: 32768.0 | grad norm: nan | number of skipped iterations: 1 "
+    "| number of nan iterations: 0 |",
+    "Saving model checkpoint to /ckpt/global_step{n}",
+    "[rank{g}]: Process rank: {g}, device: cuda:{g}, n_gpu: 1, distributed training: True",
+    "gpu-{h} kernel: NVRM: Xid (PCI:0000:3b:00): 63, pid=1, name=python, Row Remapper: New "
+    "row marked",
+    "resource_tracker: There appear to be {n} leaked semaphore objects to clean up at shutdown",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("line", CHATTER)
@@ -272,6 +261,10 @@ def test_a_step_of_slurm_is_no_progress(text: str, *, is_one: bool) -> None:
 def test_a_warning_after_a_good_end_is_none(tmp_path: Path) -> None:
     """Of processes that stop in some order."""
     late = "[rank3]:[W502 02:40:00.1 CudaIPCTypes.cpp:16] Producer process has been terminated"
+    store = (
+        "[rank6]:[W729 10:15:17.5 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=76, "
+        "addr=[localhost]:60950, remote=[localhost]:29500): Connection reset by peer"
+    )
     ends = {
         "training finished": "nothing",
         "goodbye": "undecided",
@@ -279,7 +272,9 @@ def test_a_warning_after_a_good_end_is_none(tmp_path: Path) -> None:
         "training finished" + 10 * "\nstep 9 | loss 2.0": "undecided",  # of a stage
     }
     for end, outcome in ends.items():
-        assert explained_text(tmp_path, f"step 8 | loss 2.1\n{end}\n{late}\n").outcome == outcome
+        for line in (late, store):
+            text = f"step 8 | loss 2.1\n{end}\n{line}\n"
+            assert explained_text(tmp_path, text).outcome == outcome
 
 
 def test_lines_of_progress_are_no_rest_of_a_line_before(tmp_path: Path) -> None:
