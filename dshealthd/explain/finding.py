@@ -222,7 +222,7 @@ def _is_shared(root: Event, ranks: Sequence[int], says: str, case: Case) -> bool
     if is_programs and remarks.is_of_others(quote):  # it speaks of another process
         return True
     hosts = {one.host for one in case.causes if are_alike(one, root)} - {None}
-    return len(hosts) > 1 or root.is_timeout or _only_noticed(root, case)
+    return len(hosts) > 1 or root.is_timeout
 
 
 def _only_noticed(root: Event, case: Case) -> bool:
