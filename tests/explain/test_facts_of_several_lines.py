@@ -394,6 +394,8 @@ def test_a_summary_of_another_attempt_gives_no_host() -> None:
     first, second = summary("gpu-5", 9, 8, pid=100), summary("gpu-6", 11, 8, pid=200)
     assert explained(NAN, *first, *second).host is None
     assert explained(NAN, *second).host == "gpu-6"
+    gone = "NVRM: Xid (PCI:0000:dc:00): 79, GPU has fallen off the bus."
+    assert explained(gone, *second).ranks == ()  # whose GPU it is, nothing says
     assert explained(NAN, *summary("gpu-6", 9, 8, pid=100), *summary("gpu-6", 11, 10, pid=100)).host
 
 

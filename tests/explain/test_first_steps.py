@@ -200,6 +200,7 @@ def test_victims_of_a_dead_master_are_not_the_culprits() -> None:
     assert "ranks 1, 2, 3, 4, 5, 6, 7" in many.statement
     others = [f"[rank{rank}]: joined" for rank in range(8) if rank != 5]
     assert explained(*others, text.format(5)).ranks == (5,)
+    assert explained(*others, text.format(5), text.format(6)).ranks == (5, 6)
 
 
 def test_a_triton_kernel_that_failed_could_run() -> None:

@@ -65,6 +65,9 @@ def test_where_the_job_worked_on_nobody_knows() -> None:
     assert explained(*STEPS, error).outcome == "found"
     assert explained(*STEPS, error, *STEPS[:9]).outcome == "undecided"
     assert explained(*STEPS, error, *STEPS[:10]).outcome == "nothing"
+    info = "INFO: a checkpoint is saved"
+    assert explained(error, *[info] * 9).outcome != "nothing"
+    assert explained(error, *[info] * 10).outcome == "nothing"
 
 
 def test_words_of_failure_alone_are_undecided_and_to_be_read() -> None:
@@ -162,6 +165,12 @@ def test_levels_of_many_loggers_are_read(level: str) -> None:
     remark = remarks.read(f"{level} the queue is stuck", remarks.level_of(level, level[:1]))
     assert remark is not None
     assert remark.weight >= remarks.SAYS
+
+
+def test_a_number_of_syslog_s_is_a_level() -> None:
+    """Of lines that else differ in nothing."""
+    assert explained("<6>the queue is stuck", "<3>the queue is stuck").outcome == "found"
+    assert explained("<6>the queue is stuck").outcome == "nothing"
 
 
 @pytest.mark.parametrize("unit", ["exit ", "a:1 ", "no a b ", "task ", "[a]", "x(", "1it [", "if "])
