@@ -139,6 +139,8 @@ def _place(case: Case, year: int) -> None:
     for event in events:
         fields = event.fields
         event.rank = identities.rank(event.origin)
+        if event.rank is None and "local" in fields:
+            event.rank = identities.rank(event.origin._replace(local=int(fields["local"])))
         if event.rank is None:
             event.rank = _of_watchdog(event.place.quote)
             identities.place(event.rank, identities.home(event.origin))
@@ -223,7 +225,7 @@ def _merge(events: Sequence[Event]) -> None:
                 event.says = said(event.texts, event.fields)
                 first = event
                 continue
-            if event.pattern == first.pattern:
+            if event.pattern == first.pattern and event.fields != first.fields:
                 first.fields = {**event.fields, **first.fields}
                 first.says = said(first.texts, first.fields) + first.whence
             first.host = first.host or event.host
