@@ -138,6 +138,10 @@ def test_exit_codes_above_128_are_signals(code: int, title: str) -> None:
     tool = f"INFO tool call of sandbox exited with code {code}"
     assert explained(*STEPS, tool, *STEPS[:2]).outcome == "nothing"
     assert explained(*STEPS, tool).outcome == "undecided"
+    task = "srun: error: n2: task 1: {}"
+    told = explained(task.format(f"Exited with exit code {code}")).statement
+    assert f"{code}, for signal {code - 128} (SIG" in told
+    assert explained(task.format("Killed")).statement == "srun: task 1 on n2: Killed"
     # A signal that launchers send in an orderly end says nothing.
     assert explained(*STEPS, "worker process exited with status 143").outcome == "undecided"
 
