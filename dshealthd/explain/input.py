@@ -188,9 +188,12 @@ class Examiner:
         return Skipped(0, is_progress=False, has_loss=False)
 
     def _skip(self, block: bytes, start: int, end: int) -> Skipped:
-        found = _skipped(block, start, end)
-        self._number += found.lines
-        return found
+        lines = block.count(b"\n", start, end)
+        self._number += lines
+        has_loss = block.find(b"loss", start, end) >= 0
+        words = (b"it/s", b"step")
+        is_progress = has_loss or any(block.find(word, start, end) >= 0 for word in words)
+        return Skipped(lines, is_progress, has_loss)
 
 
 def read(
@@ -219,37 +222,27 @@ def _windows(
 ) -> list[tuple[int, int]]:
     """Return the parts of a block, in whole lines, to examine."""
     found: list[tuple[int, int]] = []
+
+    def add(start: int, end: int) -> None:
+        if found and start <= found[-1][1]:
+            start, _ = found.pop()
+        found.append((start, end))
+
     if until:
-        found.append((0, _line_end(block, min(until, len(block)))))
+        add(0, _line_end(block, min(until, len(block))))
     for offset in offsets:
         if found and offset + (AFTER >> 1) < found[-1][1]:
             continue  # well inside
         end = _line_end(block, offset + AFTER)
         start = block.rfind(b"\n", 0, max(0, offset - BEFORE)) + 1
-        start = min(start, block.rfind(b"\n", 0, offset) + 1)
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], end
-        else:
-            found.append((start, end))
+        add(min(start, block.rfind(b"\n", 0, offset) + 1), end)
     if is_last:
-        start = block.rfind(b"\n", 0, max(0, len(block) - EDGE)) + 1
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], len(block)
-        else:
-            found.append((start, len(block)))
+        add(block.rfind(b"\n", 0, max(0, len(block) - EDGE)) + 1, len(block))
     return found
 
 
 def _line_end(block: bytes, offset: int) -> int:
     return block.find(b"\n", offset) + 1 or len(block)
-
-
-def _skipped(block: bytes, start: int, end: int) -> Skipped:
-    has_loss = block.find(b"loss", start, end) >= 0
-    is_progress = (
-        has_loss or block.find(b"it/s", start, end) >= 0 or block.find(b"step", start, end) >= 0
-    )
-    return Skipped(block.count(b"\n", start, end), is_progress, has_loss)
 
 
 def _blocks(file: IO[bytes], statistics: Statistics, name: str) -> Iterator[bytes]:
