@@ -98,8 +98,14 @@ def recorded(pid: int, place: Path, **others: str) -> tuple[Ended, dict[str, byt
     return take(function, 60.0, MAX_DUMP + 1)
 
 
-def test_a_rank_dumps_when_it_is_asked(place: Path) -> None:
-    """A byte in the FIFO makes the rank write its dump, which is taken; the rank goes on."""
+@pytest.mark.parametrize("old", ["", "old"])
+def test_a_rank_dumps_when_it_is_asked(place: Path, old: str) -> None:
+    """A byte in the FIFO makes the rank write its dump, which is taken, and not one that lies there
+    from before; the rank goes on.
+    """
+    if old:
+        (place / "dump_3").write_text(old)
+        give(place / "dump_3")
     with rank(place) as pid:
         step, files = recorded(pid, place)
         assert Path(f"/proc/{pid}/stat").exists()
@@ -107,16 +113,6 @@ def test_a_rank_dumps_when_it_is_asked(place: Path) -> None:
     assert abs(step.value.pop("written") - time.time()) < 60
     assert step.value == {"file": f"rank-3-{pid}.flight-recorder.pickle", "note": ""}
     assert files == {f"rank-3-{pid}.flight-recorder.pickle": b"the dump"}
-
-
-def test_the_new_dump_is_taken_and_not_the_old_one(place: Path) -> None:
-    """A dump that lies there from before is not mistaken for the answer."""
-    (place / "dump_3").write_text("old")
-    give(place / "dump_3")
-    with rank(place) as pid:
-        step, files = recorded(pid, place)
-    assert files == {f"rank-3-{pid}.flight-recorder.pickle": b"the dump"}
-    assert step.value["note"] == ""
 
 
 def test_another_job_s_rank_is_not_asked(place: Path) -> None:
