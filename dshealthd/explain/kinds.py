@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import names, progress, remarks
-from dshealthd.explain.patterns import Pattern
+from dshealthd.explain.patterns import Pattern, load
 from dshealthd.explain.prefilter import bare
 from dshealthd.explain.streams import HEAD, same_digits
 from dshealthd.explain.templates import MAX_MATCHED
 from dshealthd.explain.tracebacks import as_exception, begins
 
 if TYPE_CHECKING:
-    from dshealthd.explain.patterns import Patterns
     from dshealthd.explain.streams import Line
 
 MAX_REMEMBERED = 1 << 22
@@ -74,8 +73,8 @@ class Kind:
 class Kinds:
     """The kinds of all lines that were seen."""
 
-    def __init__(self, patterns: Patterns) -> None:
-        self._patterns = patterns
+    def __init__(self) -> None:
+        self._patterns = load()
         self._known: dict[tuple[bytes, bytes, str, str, bool, bool], Kind] = {}
         self._size = 0
 

@@ -69,9 +69,8 @@ class Recognizer:
     def __init__(self, *, max_events: int = MAX_EVENTS) -> None:
         self.found = Recognized()
         self._max_events = max_events
-        self.patterns = known.load()
-        self.find: logs.Finder = Templates(self.patterns)
-        self.kinds = Kinds(self.patterns)
+        self.find: logs.Finder = Templates()
+        self.kinds = Kinds()
         self._kept: dict[tuple[str, str, Origin], Event] = {}
 
     def add(
@@ -473,7 +472,7 @@ class Reader:
         """Recognize an exception by the first matching pattern, else as the program's own."""
         text = traceback.text
         chosen, fields = None, {}
-        for pattern in self._parent.patterns.candidates(bare(text))[0]:
+        for pattern in known.load().candidates(bare(text))[0]:
             # What a process still says at its end may stand below its exception.
             told = text.partition("\n")[0] if pattern.role == "consequence" else text
             if pattern.role != "loss" and (match := _fullest(pattern, told)):

@@ -18,7 +18,6 @@ import pytest
 from dshealthd.explain import command
 from dshealthd.explain import input as logs
 from dshealthd.explain.finding import Finding
-from dshealthd.explain.patterns import load
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.explain.templates import Templates
 from tests.explain.explaining import explained_paths
@@ -32,7 +31,7 @@ CUTS = 40
 STEPS = "".join(f"step {step} | loss {2.5 - step / 10}\n" for step in range(3))
 """What each rank prints before it hangs."""
 CONSOLE = "torchrun.log"
-FINDER = Templates(load())
+FINDER = Templates()
 """What all explanations here have learned together."""
 
 Files = dict[str, str]

@@ -104,12 +104,11 @@ def test_chatter_of_healthy_runs_is_not_examined(line: str) -> None:
     """What every step of a training prints must cost no more than any other line: no pattern is
     tried on it, except, for its values alone, those of values that a training reports.
     """
-    patterns = load()
     text = line.format(n=4711, s=17, h=3, g=5)
-    tried, _ = patterns.candidates(bare(text))
+    tried, _ = load().candidates(bare(text))
     assert [pattern.id for pattern in tried if pattern.role != "loss"] == []
     assert len(tried) <= 3
-    find = Templates(patterns)
+    find = Templates()
     block = "\n".join(line.format(n=n, s=n % 60, h=n % 8, g=n % 8) for n in range(1000)) + "\n"
     assert list(find(block.encode())) == []
 
@@ -129,7 +128,7 @@ def test_chatter_of_healthy_runs_is_not_examined(line: str) -> None:
 )
 def test_what_matters_is_found_among_chatter(line: str) -> None:
     """The same lines with a NaN are examined, and errors in records and in colors."""
-    find = Templates(load())
+    find = Templates()
     before = "\n".join(chatter.format(n=1, s=1, h=1, g=1) for chatter in CHATTER) + "\n"
     assert list(find(f"{before}{line}\n{before}".encode())) == [len(before.encode())]
 
