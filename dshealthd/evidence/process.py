@@ -13,8 +13,6 @@ from dshealthd.linux.activity import parse_activity
 from dshealthd.linux.forked import Missing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dshealthd.core.host import Host
     from dshealthd.linux.forked import Emit
 
@@ -39,8 +37,9 @@ def collect(emit: Emit, host: Host, pid: int, rank: int) -> dict[str, Any]:
         message = f"process {pid} is gone"
         raise Missing(message)
     started = time.monotonic()
-    for line in _status(host, pid):
-        emit(name, line.encode(errors="replace"))
+    for line in lines_of(_read(host, f"{pid}/status")):
+        if line.partition(":")[0] in _STATUS:
+            emit(name, f"{printable(line)}\n".encode(errors="replace"))
     waits = ""
     for number, thread in enumerate(_threads(host, pid)):
         text, place = _thread(host, f"{pid}/task/{thread}")
@@ -60,16 +59,6 @@ def collect(emit: Emit, host: Host, pid: int, rank: int) -> dict[str, Any]:
         ).encode(),
     )
     return {"state": state, "waits": waits, "cpu": round(share, 2), "io": moved}
-
-
-def _status(host: Host, pid: int) -> Iterator[str]:
-    try:
-        lines = lines_of(read(host.proc(f"{pid}/status")))
-    except (FileNotFoundError, ProcessLookupError):
-        return
-    for line in lines:
-        if line.partition(":")[0] in _STATUS:
-            yield f"{printable(line)}\n"
 
 
 def _threads(host: Host, pid: int) -> list[str]:

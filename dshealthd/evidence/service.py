@@ -13,12 +13,12 @@ import socket
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dshealthd.collection.worker_process import Channel
 from dshealthd.core import background, child, documents, state_file, state_writer
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.options import encode
 from dshealthd.core.timing import time_limit
 from dshealthd.evidence.bundle import bundles_among
-from dshealthd.evidence.collection_process import CollectionProcess
 from dshealthd.evidence.findings import HangCase, LogSources
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.linux import forked
@@ -58,6 +58,8 @@ COMMAND = child.python("dshealthd.evidence")
 DIRECTORY = "evidence"
 INTERVAL = 10.0
 """Seconds from the first exposition to the second."""
+GRACE = 1.0
+"""Seconds for the collecting process to exit after its channel is closed."""
 
 
 class Taken(NamedTuple):
@@ -208,20 +210,20 @@ class Evidence:
         Every failure is an outcome. Cancellation kills the collecting process.
         """
         try:
-            process = await CollectionProcess.start(self._command)
+            process, channel = await _start(self._command)
         except OSError as error:
             return self._count(Taken("failed", f"cannot start the process: {error}", ""))
         bundle = ""
 
         async def collected() -> dict[str, Any]:
             nonlocal bundle
-            process.send(self._request(case))
-            answer = await process.receive()
+            channel.send(self._request(case))
+            answer = await _received(channel)
             if "bundle" in answer:
                 bundle = answer["bundle"]
                 await asyncio.sleep(self._interval)
-                process.send({"metrics": self._metrics(), "interval": self._interval})
-                answer = await process.receive()
+                channel.send({"metrics": self._metrics(), "interval": self._interval})
+                answer = await _received(channel)
             return answer
 
         try:
@@ -244,7 +246,10 @@ class Evidence:
             await self.remember()
             return self._count(Taken("failed", f"the collecting process failed: {error!r}", bundle))
         finally:
-            await process.end()
+            channel.close()
+            # Its children end with it. A process that cannot be killed is left behind.
+            if not (await process.ends(GRACE) or await process.killed()):
+                log.error("evidence: process %d cannot be killed", process.pid)
 
     async def close(self) -> None:
         """Abort the running collections."""
@@ -319,3 +324,24 @@ class Evidence:
             "logs": self.logs,
             "hanging": self._hanging(),
         }
+
+
+async def _start(command: Sequence[str]) -> tuple[child.Child, Channel]:
+    """Start the collecting process, in a session of its own, so that no terminal signal reaches it.
+
+    StartError.
+    """
+    what = "the evidence process"
+    with child.channel(what) as (ours, theirs):
+        started = child.spawn(what, [*command, str(theirs.fileno())], descriptors=[theirs.fileno()])
+        return started, await Channel.opened(ours)
+
+
+async def _received(channel: Channel) -> dict[str, Any]:
+    """Return the collecting process's next frame.
+
+    ValueError if it is malformed, EOFError if the process has ended.
+    """
+    while (message := channel.receive()) is None:
+        await channel.changed()
+    return message

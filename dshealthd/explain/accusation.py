@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from dshealthd.explain import clocks
 from dshealthd.explain.case import MISMATCH, are_near
 from dshealthd.explain.events import listed
 from dshealthd.explain.facts import SEVERAL
@@ -26,8 +25,6 @@ ALIKE = " alike)"
 """The end of a statement on a cause that several ranks report alike."""
 _QUOTED = {"child-failed/python", "child-failed/stated"}
 """What no pattern knows."""
-_ENDED = "child-failed/exit"
-"""An exception with which a process ends."""
 _OF_RANKS = {"program", "communication"}
 _LOST = {"nccl-remote-error", "nccl-timeout", "gradient-sync-timeout", "ranks-stuck-at-init"}
 """Failures of which another rank is the cause."""
@@ -53,7 +50,7 @@ def accused(
         told = {rank for one in case.causes for rank in ranks_in(one.fields.get("message", ""))}
         is_told = told >= {root.rank}  # a rank passes on the exceptions of those that it lists
         same = sorted(told) if is_told else same
-        if root.layer == "program" and (is_told or (len(same) > 1 and _tied(alike))):
+        if root.layer == "program" and (is_told or len(same) > 1):
             if len(same) > 1 and len(same) >= (case.world or max(case.seen) + 1):
                 return (), places, f"{root.says}{ON_ALL}"
             if not is_told and _is_common(same, case):
@@ -176,7 +173,7 @@ def _struck(root: Event, case: Case) -> list[int]:
         for event in (*case.causes, *case.consequences)
         if event is not root and event.rank is not None and event.slug not in _LOST
         and not (root.rank is None and are_alike(event, root))
-        and (event.layer in _OF_RANKS or (event.frames and event.pattern != _ENDED))
+        and event.layer in _OF_RANKS
     }  # fmt: skip
     # A collective fails in every rank when it does in one.
     failed = {rank for rank, is_of_peers in failing if not is_of_peers}
@@ -227,9 +224,3 @@ def absent_ranks(case: Case) -> list[int]:
     is_part = is_part_of_job(absent) or case.identities.share_a_host(absent)
     is_clear = is_part and (2 * len(absent) < size or alone)
     return absent if is_clear and not case.coverage.gaps(absent) else []
-
-
-def _tied(events: Sequence[Event]) -> bool:
-    """Return whether the clocks give no order between events of several ranks."""
-    times = [event.time for event in events if event.exact and event.time is not None]
-    return len(times) < len(events) or max(times) - min(times) <= clocks.UNCERTAINTY

@@ -292,7 +292,7 @@ def _signals(case: Case) -> None:
 
 def _crash(failure: Failure, case: Case) -> Event:
     code = failure.exit or 0
-    stamp = Stamp("iso", failure.time.replace("_", " "))
+    stamp = Stamp("iso", failure.time)
     event = Event(
         slug="child-failed", pattern="child-failed/signal", role="cause", layer="program",
         says=(f"rank {failure.rank} ended with exit code {code}; these logs have no error "

@@ -55,12 +55,8 @@ def candidates(case: Case) -> list[Event]:
     first = _first_failure(case)
     found = sorted(case.causes, key=lambda event: _key(event, first, case))
     root = found[0] if found else None
-    if root is None or _wraps(root):
-        why = _stated(found, case)
-        if why is None and root is not None and root.is_hollow:
-            why = _beneath(root, case, first)
-            case.explained = why and root
-    else:
+    why = _stated(found, case) if root is None or _wraps(root) else None
+    if why is None and root is not None:
         why = _inner(root, case) or _beneath(root, case, first)
         case.explained = why and root
     if why is not None:
@@ -209,14 +205,7 @@ def _beneath(root: Event, case: Case, first: float | None) -> Event | None:
     one = min(found, key=lambda one: (one.pattern == STATED, one.time or 0.0), default=None)
     if one is None:
         return None
-    return replace(one, rank=None, ranks=(), host=_host(root, case) or one.host)
-
-
-def _host(event: Event, case: Case) -> str | None:
-    """Return the host of an event, or else that of its rank."""
-    if event.host is not None or event.rank is None:
-        return event.host
-    return case.identities.host(event.rank)
+    return replace(one, rank=None, ranks=(), host=root.host or one.host)
 
 
 def _is_about(one: Event, root: Event, case: Case, first: float | None) -> bool:
@@ -225,7 +214,7 @@ def _is_about(one: Event, root: Event, case: Case, first: float | None) -> bool:
         return True
     if not (root.weak or root.slug in _OF_WHAT_IS_BENEATH):  # it says why itself
         return False
-    own = _host(root, case)
+    own = root.host
     speaker = one.host or one.origin.host
     names = {speaker or "", *_WORD.findall(one.place.quote)}
     is_there = own is not None and own.lower() in map(str.lower, names)
@@ -239,10 +228,9 @@ def _is_about(one: Event, root: Event, case: Case, first: float | None) -> bool:
 
 def _pids(root: Event, case: Case) -> set[str]:
     """Return the processes that a failure names, or that its rank had."""
-    pids = {root.fields.get("pid"), str(root.origin.pid)}
-    pids |= {str(one.pid) for one in case.found.failures if one.rank == root.rank is not None}
-    pids |= {str(pid) for pid in case.identities.pids(root.rank)}
-    return {pid for pid in pids if pid}
+    pids = {root.fields.get("pid"), root.origin.pid, *case.identities.pids(root.rank)}
+    pids |= {one.pid for one in case.found.failures if one.rank == root.rank is not None}
+    return {str(pid) for pid in pids}
 
 
 def _place(event: Event, first: float | None, case: Case) -> int:

@@ -85,11 +85,8 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer,
 
     InputError: a name matches no file, or none of the files can be read.
     """
-    usual = set()
-    good = Recognizer()
-    if healthy:
-        good, _ = read(healthy)
-        usual = {(event.pattern, event.says) for event in good.found.events}
+    good = read(healthy)[0] if healthy else Recognizer()
+    usual = {(event.pattern, event.says) for event in good.found.events}
     recognizer = Recognizer()
     unread = []
     files = logs.expand(names)

@@ -122,10 +122,8 @@ class SourceFacts:
     """Whether the job at work is shown by lines without syslog's host and tag."""
     finished_at: Stamp | None = None
     """The last stamp up to that line."""
-    summaries: int = 0
-    """Launchers' summaries that begin in it."""
-    root_causes: int = 0
-    """Launchers' summaries that end in it: the rank that failed first comes last."""
+    open_summaries: int = 0
+    """Launchers' summaries that begin in it, less those that end in it."""
     is_cut: bool = False
     """Whether it ends within a line."""
     unfinished: Place | None = None
@@ -145,7 +143,7 @@ class SourceFacts:
     @property
     def has_part_of_summary(self) -> bool:
         """Whether a launcher's summary lacks its beginning or its end."""
-        return self.summaries != self.root_causes
+        return self.open_summaries != 0
 
 
 @dataclass(slots=True)
@@ -167,18 +165,11 @@ class Recognized:
     )
     """Ranks by source and pid, as processes put them before their lines; several if one writes for
     others."""
-    ranks_by_local: dict[tuple[int, int | None, int], set[int]] = field(
-        default_factory=lambda: Bounded(MAX_KNOWN)
-    )
-    """Ranks by source, task and local rank; several if a file is from several nodes."""
     seats: dict[names.Seat, None] = field(default_factory=lambda: Bounded(MAX_KNOWN))
     """What lines say of where ranks run."""
     nodes: dict[str, str] = field(default_factory=lambda: Bounded(MAX_KNOWN))
     """Nodes by the pods that run on them."""
     ranks_seen: set[int] = field(default_factory=set)
-    tasks_with_ranks: dict[tuple[int, int], set[int]] = field(
-        default_factory=lambda: Bounded(MAX_KNOWN)
-    )
     launchers: dict[tuple[int, int | None], set[int]] = field(
         default_factory=lambda: Bounded(MAX_KNOWN)
     )
@@ -198,7 +189,10 @@ class Recognized:
         facts = self.sources[source]
         if origin not in facts.origins:
             facts.origins[origin] = None
-            self._meet(origin, source)
+            if origin.rank is not None:
+                self.see(origin.rank)
+                if origin.pid is not None:
+                    _add(self.ranks_by_prefix, (source, origin.pid), origin.rank)
         if origin.local is not None:
             facts.is_launcher = True
         elif line.launcher is not None:
@@ -239,17 +233,6 @@ class Recognized:
         host = origin.host and names.short(origin.host)
         known = self.ranks_by_pid.get((origin.source, host, origin.pid))
         return None if known is None else known[1]
-
-    def _meet(self, origin: Origin, source: int) -> None:
-        if origin.rank is None:
-            return
-        self.see(origin.rank)
-        if origin.pid is not None:
-            _add(self.ranks_by_prefix, (source, origin.pid), origin.rank)
-        if origin.local is not None:
-            _add(self.ranks_by_local, (source, origin.task, origin.local), origin.rank)
-        if origin.task is not None:
-            _add(self.tasks_with_ranks, (source, origin.task), origin.rank)
 
     def see(self, rank: int) -> None:
         """Note that a rank appears in the logs."""

@@ -145,16 +145,12 @@ def decide(found: Recognized, *, year: int) -> Finding:
         case.missing.append("the log of the rank that failed first: no log here has its error")
     _argue(root, ordered, case)
     is_shared = _is_shared(root, ranks, says, case)
-    beside = _beside(root, ranks, case)
-    is_innocent = "innocent" in root.fields
-    """Whether the line itself says that where it comes from is not to blame."""
-    if is_shared or is_innocent:  # of all that say it, the first is not to blame
-        beside = {}
-    host, gpu = (None, None) if is_innocent else _whereabouts(root, ranks, case)
-    host = host or beside.get("host")
-    if is_shared or host == beside.get("pod"):
-        host = None  # a collector's name of a pod is no host's
-    if is_torn and root.origin.host is None:
+    # Not where the line says that its own node is right; of all that say it, the first is not to
+    # blame.
+    beside = {} if is_shared or "innocent" in root.fields else _beside(root, ranks, case)
+    host = beside.get("host")
+    # A collector's name of a pod is no host's.
+    if host == beside.get("pod") or (is_torn and root.origin.host is None):
         host = None
     host = host and (case.identities.name(host) or host)
     if root.is_effect:
@@ -172,7 +168,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
         root=root,
         ranks=ranks,
         host=host,
-        gpu=int(beside["gpu"]) if gpu is None and "gpu" in beside else gpu,
+        gpu=int(beside["gpu"]) if "gpu" in beside else None,
         device=_device(root) or beside.get("device"),
         pod=beside.get("pod"),
         pid=int(beside["pid"]) if "pid" in beside else None,
@@ -226,7 +222,7 @@ def _is_shared(root: Event, ranks: Sequence[int], says: str, case: Case) -> bool
     if is_programs and remarks.is_of_others(quote):  # it speaks of another process
         return True
     hosts = {one.host for one in case.causes if are_alike(one, root)} - {None}
-    return len(hosts) > 1 or root.is_timeout or _only_noticed(root, case)
+    return len(hosts) > 1 or root.is_timeout
 
 
 def _only_noticed(root: Event, case: Case) -> bool:
@@ -297,16 +293,20 @@ def _step(
 
 
 def _beside(root: Event, ranks: Sequence[int], case: Case) -> dict[str, str]:
-    """Return what the root's line and the lines beside it name, unless others are to blame."""
+    """Return where a cause is: what its line and those beside it name, unless others are to blame,
+    and the host of the culprits.
+    """
+    host = only({case.identities.host(rank) for rank in ranks})
     if _speaks_of_others(root, ranks, case):
-        return {}
-    found = named(root.place.quote)
-    if root.origin.pid is not None:
-        found.setdefault("pid", str(root.origin.pid))
-    return {
-        **found,
-        **{key: root.fields[key] for key in ("host", "pid", "pod", "device") if key in root.fields},
-    }
+        return {"host": host} if host else {}
+    values: dict[str, object] = {"pid": root.origin.pid, **named(root.place.quote)}
+    # The GPU of a rank that lost a peer is that of the rank that noticed it.
+    if root.origin.gpu is not None and (ranks or root.slug != _PEER_LOST):
+        values["gpu"] = root.origin.gpu
+    names = ("host", "pid", "pod", "device", "gpu")
+    values |= {name: root.fields[name] for name in names if name in root.fields}
+    values["host"] = root.host or host or values.get("host")
+    return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def _device(root: Event) -> str | None:
@@ -327,17 +327,6 @@ def _speaks_of_others(root: Event, ranks: Sequence[int], case: Case) -> bool:
     if ranks:  # who waits for others says so, whichever rank it is
         return root.rank not in ({*ranks} if root.is_timeout else {None, *ranks})
     return root.pattern == MISMATCH or _only_noticed(root, case)
-
-
-def _whereabouts(root: Event, ranks: Sequence[int], case: Case) -> tuple[str | None, int | None]:
-    """Return host and GPU of the culprits, not those of a rank that reports them."""
-    hosts = {case.identities.host(rank) for rank in ranks}
-    if _speaks_of_others(root, ranks, case):
-        return only(hosts), None
-    gpu = int(root.fields["gpu"]) if "gpu" in root.fields else root.origin.gpu
-    if not ranks and root.slug == _PEER_LOST:
-        gpu = None  # it is the GPU of the rank that noticed the failure
-    return root.host or only(hosts), gpu
 
 
 def _argue(root: Event, ordered: Sequence[Event], case: Case) -> None:

@@ -91,48 +91,44 @@ def digest(data: bytes) -> dict[str, Any]:
         message = "it is not a dictionary with a list of entries"
         raise MalformedDump(message)
     members, completed = _members(document.get("pg_config")), _completed(document.get("pg_status"))
-    groups: dict[str, dict[str, Any]] = {}
+    operations: dict[str, list[dict[str, Any]]] = {}
+    """By group, the oldest first, as the recorder dumps them."""
+    done: dict[str, int] = {}
     for entry in entries[-MAX_ENTRIES:]:
-        if (
-            isinstance(entry, dict)
-            and entry.get("is_p2p") is not True
-            and (operation := _operation(entry)) is not None
-        ):
-            key = _name(entry.get("process_group"))
-            if key not in groups and len(groups) >= MAX_GROUPS:
-                continue
-            group = groups.setdefault(
-                key,
-                {
-                    "name": key,
-                    "ranks": members.get(key.partition(" ")[0], ""),
-                    "entered": -1,
-                    "completed": -1,
-                },
-            )
-            group["completed"] = max(
-                group["completed"], completed.get(_text(entry.get("pg_id")), -1)
-            )
-            group.setdefault("operations", []).append(operation)
-            group["entered"] = max(group["entered"], operation["number"])
-            if operation["state"] == "completed":
-                group["completed"] = max(group["completed"], operation["number"])
-    for group in groups.values():
-        operations = group.pop("operations")  # the oldest first, as the recorder dumps them
-        group["pending"] = [
-            operation
-            for operation in operations
-            if operation["state"] != "completed" and operation["number"] > group["completed"]
-        ][:MAX_PENDING]
-        group["last"] = operations[-MAX_PENDING:]
+        operation = _operation(entry)
+        if operation is None:
+            continue
+        key = _name(entry.get("process_group"))
+        if key in operations or len(operations) < MAX_GROUPS:
+            operations.setdefault(key, []).append(operation)
+            own = operation["number"] if operation["state"] == "completed" else -1
+            of_group = completed.get(_text(entry.get("pg_id")), -1)
+            done[key] = max(done.get(key, -1), own, of_group)
     return {
         "version": _text(document.get("version", "")),
         "entries": len(entries),
-        "groups": list(groups.values()),
+        "groups": [
+            {
+                "name": key,
+                "ranks": members.get(key.partition(" ")[0], ""),
+                "entered": max(operation["number"] for operation in found),
+                "completed": done[key],
+                "pending": [
+                    operation
+                    for operation in found
+                    if operation["state"] != "completed" and operation["number"] > done[key]
+                ][:MAX_PENDING],
+                "last": found[-MAX_PENDING:],
+            }
+            for key, found in operations.items()
+        ],
     }
 
 
-def _operation(entry: dict[Any, Any]) -> dict[str, Any] | None:
+def _operation(entry: Any) -> dict[str, Any] | None:
+    """Return an entry's collective; None if it has none, as one from a rank to another."""
+    if not isinstance(entry, dict) or entry.get("is_p2p") is True:
+        return None
     number, state = entry.get("collective_seq_id"), entry.get("state")
     if not _is_count(number) or state not in _STATES:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +104,7 @@ def judge(
     waiting = [member for member in members.values() if member.timed_out is not None]
     # If no watchdog has reported, a flight recorder shows the ranks with an unfinished operation.
     waiting = waiting or [member for member in members.values() if member.waits]
-    numbers = Counter(_number(member) for member in waiting)
+    numbers = map(_number, waiting)
     # The earliest: later ones wait for it, as a rank runs the operations of a group in order.
     sequence = min((number for number in numbers if number is not None), default=None)
     stuck = [member for member in waiting if _number(member) == sequence]
@@ -172,7 +172,7 @@ def judge(
         return unknown
     absent = sorted(set(range(size)) - set(members))
     if absent:
-        missed = _missed(ledger, group, absent, size, is_whole=is_whole, present=present)
+        missed = _missed(ledger, group, absent, size, present)
         return _of_silent(ledger, unknown, what, absent, missed, stuck, coverage)
     if len(stuck) == len(members) and size > 1:
         text = f"all {size} ranks entered {what} and none completed it"
@@ -232,7 +232,7 @@ def _is_whole(ledger: Ledger, group: str) -> bool:
 
 
 def _missed(
-    ledger: Ledger, group: str, absent: list[int], size: int, *, is_whole: bool, present: set[int]
+    ledger: Ledger, group: str, absent: list[int], size: int, present: set[int]
 ) -> tuple[int, ...]:
     """Return the ranks of the job that are missing in a group; empty if unclear."""
     few = 2 * len(absent) < size
@@ -242,7 +242,7 @@ def _missed(
     if not is_part_of_job(absent):
         return ()
     heard = len(absent) < size and set(absent) <= present
-    return tuple(absent) if is_whole and (few or heard) else ()
+    return tuple(absent) if _is_whole(ledger, group) and (few or heard) else ()
 
 
 def is_part_of_job(ranks: list[int]) -> bool:
@@ -307,19 +307,16 @@ def disagreement(running: Mapping[int, tuple[str, Place]]) -> GroupVerdict:
     ranks_of: dict[str, list[int]] = defaultdict(list)
     for rank, (what, _) in sorted(running.items()):
         ranks_of[what].append(rank)
-    ordered = sorted(ranks_of.items(), key=lambda item: -len(item[1]))
-    most, majority = ordered[0]
-    culprits = tuple(rank for _, ranks in ordered[1:] for rank in ranks)
+    (most, majority), *rest = sorted(ranks_of.items(), key=lambda item: -len(item[1]))
+    culprits = tuple(rank for _, ranks in rest for rank in ranks)
     places = tuple(dict.fromkeys(place for _, place in running.values()))
-    others = "; ".join(what for what, _ in ordered[1:4])
-    if 2 * len(majority) > len(running):
-        says = f"ran {others} where others ran {most}"
-        return GroupVerdict(
-            "mismatch", "default group", None, "collective", says, culprits, places[:4]
-        )
-    told = "; ".join(f"rank {rank}: {what}" for rank, (what, _) in sorted(running.items())[:4])
-    says = f"ranks ran different collectives at the same time ({told})"
-    return GroupVerdict("mismatch", "default group", None, "collective", says, (), places[:4])
+    others = "; ".join(what for what, _ in rest[:3])
+    says = f"ran {others} where others ran {most}"
+    if 2 * len(majority) <= len(running):
+        culprits = ()
+        told = "; ".join(f"rank {rank}: {what}" for rank, (what, _) in sorted(running.items())[:4])
+        says = f"ranks ran different collectives at the same time ({told})"
+    return GroupVerdict("mismatch", "default group", None, "collective", says, culprits, places[:4])
 
 
 def follow(verdicts: list[GroupVerdict]) -> list[GroupVerdict]:
@@ -335,23 +332,17 @@ def follow(verdicts: list[GroupVerdict]) -> list[GroupVerdict]:
             waits_in[rank].add(verdict.key)
     found = []
     for verdict in verdicts:
-        cleared = {
+        left = tuple(
             rank
             for rank in verdict.culprits
-            if any(
-                group != verdict.key and rank not in accused_by.get(group, set())
+            if all(
+                group == verdict.key or rank in accused_by.get(group, ())
                 for group in waits_in[rank]
             )
-        }
-        left = tuple(rank for rank in verdict.culprits if rank not in cleared)
+        )
+        kind, says = verdict.kind, verdict.says
         if verdict.culprits and not left:
-            says = (
-                f"{verdict.operation} of the {verdict.group} waited for ranks that hung in "
-                "another group"
-            )
-            # the remaining verdict
-            verdict = replace(verdict, kind="unknown", says=says, culprits=())  # noqa: PLW2901
-        elif cleared:
-            verdict = replace(verdict, culprits=left)  # noqa: PLW2901
-        found.append(verdict)
+            what = f"{verdict.operation} of the {verdict.group}"
+            kind, says = "unknown", f"{what} waited for ranks that hung in another group"
+        found.append(replace(verdict, kind=kind, says=says, culprits=left))
     return found

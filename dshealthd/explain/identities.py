@@ -22,7 +22,7 @@ _BEFORE = re.compile(r'(?:\{"\w+": ?")?\[?([\w][\w.-]*\w)[\]@: ]')
 """What a line begins with, or the message of a container's record in JSON."""
 _WORD = re.compile(r"\w[\w.-]*\w")
 _MADE_FOR_A_JOB = re.compile(r"-[a-z\d]{5}$")
-_TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
+_TORCHRUN_FOLDER = re.compile(r"(.*)/attempt_\d+/\d+/[^/]+$")
 
 
 class Identities:
@@ -75,11 +75,15 @@ class Identities:
         alone = {source: ranks for source, ranks in own_ranks.items() if len(ranks) == 1}
         if len(set().union(*alone.values())) > 1:  # each of several logs is of one rank
             self._ranks |= {("log", source): ranks for source, ranks in alone.items()}
-        for (source, task, local), ranks in found.ranks_by_local.items():
-            first = {rank - local for rank in ranks}
-            self._first[source, task] |= first
-            if match := self._folder(source):
-                self._first[match["node"]] |= first
+        self._of_tasks: dict[tuple[int, int], set[int]] = defaultdict(set)
+        """Ranks by file and task of srun."""
+        for source, facts in enumerate(found.sources):
+            for of in facts.origins:
+                if of.rank is not None and of.local is not None:
+                    for key in {(source, of.task), self._folder(source)} - {None}:
+                        self._first[key].add(of.rank - of.local)
+                if of.rank is not None and of.task is not None:
+                    self._of_tasks[source, of.task].add(of.rank)
         self._learn_failures()
         self._has_one_node = self._is_one_node()
         for facts in found.sources:
@@ -174,12 +178,10 @@ class Identities:
         pod = only(self._pods.get(name, set())) or name
         return self._found.nodes.get(pod, name)
 
-    def _folder(self, source: int) -> re.Match[str] | None:
-        return _TORCHRUN_FOLDER.match(self._found.sources[source].name)
-
-    def _node(self, source: int) -> str | None:
-        match = self._folder(source)
-        return match["node"] if match else None
+    def _folder(self, source: int) -> str | None:
+        """Return the folder of a node's torchrun that has a log; None without one."""
+        match = _TORCHRUN_FOLDER.match(self._found.sources[source].name)
+        return match[1] if match else None
 
     def rank(self, origin: Origin) -> int | None:
         """Return the rank of an event in the whole job; None if unknown."""
@@ -192,7 +194,7 @@ class Identities:
             for key in (
                 short(origin.host) if origin.host else None,
                 (origin.source, origin.task),
-                self._node(origin.source),
+                self._folder(origin.source),
             ):
                 first = self._first.get(key, set())
                 if len(first) == 1:
@@ -301,7 +303,5 @@ class Identities:
 
     def is_node(self, source: int, task: int) -> bool:
         """Return whether a task of srun is a launcher of several ranks."""
-        ranks = self._found.tasks_with_ranks.get((source, task))
-        if ranks:
-            return ranks != {task}
-        return self._found.sources[source].is_launcher
+        ranks = self._of_tasks.get((source, task))
+        return ranks != {task} if ranks else self._found.sources[source].is_launcher

@@ -18,13 +18,13 @@ import sys
 import zlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from dshealthd.explain.streams import ANSI
 from dshealthd.linux import regular_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 BLOCK = 1 << 18
 """Bytes read at a time: few enough to stay in a core's own cache while they are searched."""
@@ -35,9 +35,9 @@ EDGE = 1 << 14
 MAX_LINE = 1 << 16
 """Maximum bytes of a line that are kept; a longer line is counted as cut."""
 MAX_FILES = 20_000
+Finder: TypeAlias = "Callable[[bytes], Sequence[int]]"
+"""Returns ascending offsets in a block of whole lines, at least one in each that may match."""
 _SKIPPED = (".pt", ".pth", ".bin", ".safetensors", ".so", ".py", ".pyc", ".png", ".whl", ".npy")
-
-
 _PIPES = ("/dev/stdin", "/dev/fd/")
 _MESSAGES = ("log", "MESSAGE", "message", "msg", "line")
 _TIMES = ("time", "timestamp", "@timestamp", "ts", "__REALTIME_TIMESTAMP")
@@ -52,15 +52,6 @@ _MICROSECONDS, _MILLISECONDS = 1e14, 1e11
 
 class InputError(Exception):
     """A log cannot be read; the message says which and why."""
-
-
-class Finder(Protocol):
-    """Finder of lines in a block that may match a pattern."""
-
-    def __call__(self, block: bytes) -> Sequence[int]:
-        """Return ascending offsets in a block of whole lines, at least one in each line that may
-        match.
-        """
 
 
 @dataclass(slots=True)
@@ -197,9 +188,12 @@ class Examiner:
         return Skipped(0, is_progress=False, has_loss=False)
 
     def _skip(self, block: bytes, start: int, end: int) -> Skipped:
-        found = _skipped(block, start, end)
-        self._number += found.lines
-        return found
+        lines = block.count(b"\n", start, end)
+        self._number += lines
+        has_loss = block.find(b"loss", start, end) >= 0
+        words = (b"it/s", b"step")
+        is_progress = has_loss or any(block.find(word, start, end) >= 0 for word in words)
+        return Skipped(lines, is_progress, has_loss)
 
 
 def read(
@@ -228,37 +222,27 @@ def _windows(
 ) -> list[tuple[int, int]]:
     """Return the parts of a block, in whole lines, to examine."""
     found: list[tuple[int, int]] = []
+
+    def add(start: int, end: int) -> None:
+        if found and start <= found[-1][1]:
+            start, _ = found.pop()
+        found.append((start, end))
+
     if until:
-        found.append((0, _line_end(block, min(until, len(block)))))
+        add(0, _line_end(block, min(until, len(block))))
     for offset in offsets:
         if found and offset + (AFTER >> 1) < found[-1][1]:
             continue  # well inside
         end = _line_end(block, offset + AFTER)
         start = block.rfind(b"\n", 0, max(0, offset - BEFORE)) + 1
-        start = min(start, block.rfind(b"\n", 0, offset) + 1)
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], end
-        else:
-            found.append((start, end))
+        add(min(start, block.rfind(b"\n", 0, offset) + 1), end)
     if is_last:
-        start = block.rfind(b"\n", 0, max(0, len(block) - EDGE)) + 1
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], len(block)
-        else:
-            found.append((start, len(block)))
+        add(block.rfind(b"\n", 0, max(0, len(block) - EDGE)) + 1, len(block))
     return found
 
 
 def _line_end(block: bytes, offset: int) -> int:
     return block.find(b"\n", offset) + 1 or len(block)
-
-
-def _skipped(block: bytes, start: int, end: int) -> Skipped:
-    has_loss = block.find(b"loss", start, end) >= 0
-    is_progress = (
-        has_loss or block.find(b"it/s", start, end) >= 0 or block.find(b"step", start, end) >= 0
-    )
-    return Skipped(block.count(b"\n", start, end), is_progress, has_loss)
 
 
 def _blocks(file: IO[bytes], statistics: Statistics, name: str) -> Iterator[bytes]:

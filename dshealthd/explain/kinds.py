@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import names, progress, remarks
-from dshealthd.explain.patterns import Pattern
+from dshealthd.explain.patterns import Pattern, load
 from dshealthd.explain.prefilter import bare
 from dshealthd.explain.streams import HEAD, same_digits
 from dshealthd.explain.templates import MAX_MATCHED
 from dshealthd.explain.tracebacks import as_exception, begins
 
 if TYPE_CHECKING:
-    from dshealthd.explain.patterns import Patterns
     from dshealthd.explain.streams import Line
 
 MAX_REMEMBERED = 1 << 22
@@ -61,10 +60,10 @@ class Kind:
     """Whether it may say which rank is where."""
     launches: bool
     """Whether torchrun speaks."""
-    is_alive: bool
-    """Whether it shows a job at work, or its good end."""
     ends: bool
+    """Whether it shows the good end of a job."""
     works: bool
+    """Whether it shows NCCL at work."""
     advances: bool
     """Whether it shows progress."""
     step: slice | None
@@ -74,8 +73,8 @@ class Kind:
 class Kinds:
     """The kinds of all lines that were seen."""
 
-    def __init__(self, patterns: Patterns) -> None:
-        self._patterns = patterns
+    def __init__(self) -> None:
+        self._patterns = load()
         self._known: dict[tuple[bytes, bytes, str, str, bool, bool], Kind] = {}
         self._size = 0
 
@@ -98,17 +97,16 @@ class Kinds:
     def _read(self, line: Line, level: str, *, of_kernel: bool) -> Kind:
         text = line.text[:MAX_MATCHED]
         template = bare(text)
-        near, is_remark = self._patterns.kind(template)
+        near, is_remark = self._patterns.candidates(template)
         named = line.named[:MAX_MATCHED]
-        near_named = self._patterns.kind(bare(named))[0] if named else ()
+        near_named = self._patterns.candidates(bare(named))[0] if named else []
         shown = progress.find(text)
-        ends, works = progress.is_end(text), progress.is_nccl_at_work(text)
         return Kind(
             template=template,
             level=level,
             of_kernel=of_kernel,
-            near=near,
-            near_named=near_named,
+            near=_of_lines(near),
+            near_named=_of_lines(near_named),
             is_remark=is_remark or remarks.is_of_shell(text),
             is_exception=as_exception(line) is not line,
             embeds=level not in {"calm", "warning"}
@@ -121,10 +119,13 @@ class Kinds:
             heads=names.heading(text) is not None,
             pairs=names.may_pair(template),
             launches="torch/distributed/elastic/" in text or "torchrun" in text,
-            is_alive=ends or works or shown is not None,
-            ends=ends,
-            works=works,
+            ends=progress.is_end(text),
+            works=progress.is_nccl_at_work(text),
             advances=shown is not None,
             step=slice(*shown.span("step")) if shown is not None and shown["step"] else None,
             is_finite=shown is not None and progress.FINITE_LOSS.search(text) is not None,
         )
+
+
+def _of_lines(near: list[Pattern]) -> tuple[Pattern, ...]:
+    return tuple(one for one in near if one.where != "exception")

@@ -4,8 +4,9 @@ There is one file per symptom, `dshealthd/symptoms/patterns/SLUG.toml`; a slug w
 its own `title`.
 
 What a pattern says, and the first step that it advises, are texts with the names of its groups in
-braces. Each may be a list: the first text whose values are all known is used. A first step belongs
-to the pattern, not to the slug: one symptom has many causes. A pattern without a good one has none.
+braces; `{host|the node}` also has the words for an unknown one. Each may be a list: the first text
+whose other values are all known is used. A first step belongs to the pattern, not to the slug: one
+symptom has many causes. A pattern without a good one has none.
 
 Lines of the kernel are those that the agent knows: `events` names events of `kernel_lines`, and
 `xids` is an expression for the numbers of Xids.
@@ -42,7 +43,7 @@ GENERIC = (
 )  # fmt: skip
 """Texts that begin any traceback, summary or file."""
 _NUMBERED = re.compile(r"_\d{1,2}$")
-_VALUE = re.compile(r"\{(\w+)\}")
+_VALUE = re.compile(r"\{(\w+)(?:\|([^{}]+))?\}")
 _PASTED = re.compile(r"[\w./:@%+,=-]{1,200}")
 """A value that is safe in a command: a user may choose a path in a log, and root may paste it."""
 _READ = re.compile(r"[^`\n]{1,200}")
@@ -99,32 +100,32 @@ def _compiled(expression: str) -> re.Pattern[str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(_VALUE.findall(text))
+def needs(text: str) -> frozenset[str]:
+    """Return the values without which a text cannot be used."""
+    return frozenset(match[1] for match in _VALUE.finditer(text) if match[2] is None)
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    return _VALUE.sub(lambda match: values.get(match[1], match[2] or "unknown"), text)
 
 
 def said(texts: Sequence[str], values: Mapping[str, str]) -> str:
     """Return the first text whose values are all known, else the last with `unknown` in it."""
-    for text in texts:
-        names = _names(text)
-        if not names:
-            return text
-        if all(map(values.__contains__, names)):
-            break
-    return _VALUE.sub(lambda match: values.get(match[1], "unknown"), text)
+    return _filled(next((one for one in texts if needs(one) <= values.keys()), texts[-1]), values)
 
 
 def advised(steps: Sequence[str], values: Mapping[str, str]) -> str:
     """Return the first step whose values are all known, and harmless in commands; else empty."""
     for step in steps:
         # Every other part is a command, between backticks.
-        fits = all(
-            (_PASTED if number % 2 else _READ).fullmatch(values.get(name, ""))
+        unfit = {
+            match[1]
             for number, part in enumerate(step.split("`"))
-            for name in _names(part)
-        )
-        if fits:
-            return _VALUE.sub(lambda match: values[match[1]], step)
+            for match in _VALUE.finditer(part)
+            if not (_PASTED if number % 2 else _READ).fullmatch(values.get(match[1], ""))
+        }
+        if unfit.isdisjoint(needs(step)):
+            return _filled(step, {name: values[name] for name in values.keys() - unfit})
     return ""
 
 
@@ -158,21 +159,13 @@ class Patterns:
         needs = [pattern.need for pattern in self.every]
         return Prefilter([*needs, *(Need((text,)) for text in (*GENERIC, *WORDS))])
 
-    def candidates(self, text: str) -> list[Pattern]:
-        """Return the patterns that may match a text without digits, in the order of `every`."""
-        numbers = self.prefilter.find(text)
-        return [self.every[number] for number in numbers if number < len(self.every)]
-
-    def kind(self, text: str) -> tuple[tuple[Pattern, ...], bool]:
-        """Return the patterns that may match a line that is no exception, in their order, and
-        whether it may be a remark; `text` is the line without digits.
+    def candidates(self, text: str) -> tuple[list[Pattern], bool]:
+        """Return the patterns that may match a text without digits, in the order of `every`, and
+        whether it may be a remark.
         """
         numbers = self.prefilter.find(text)
-        found = (self.every[number] for number in numbers if number < len(self.every))
-        return (
-            tuple(one for one in found if one.where != "exception"),
-            bool(numbers) and numbers[-1] >= len(self.every),
-        )
+        found = [self.every[number] for number in numbers if number < len(self.every)]
+        return found, len(found) < len(numbers)
 
 
 @functools.cache

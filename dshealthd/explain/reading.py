@@ -45,17 +45,17 @@ def standing(case: Case, near: Event | None = None) -> list[Statement]:
             if weight < remarks.HINTS or case.ended_well(event):
                 continue
             # A warning counts only as the last that a log says, and not after a good end.
-            if weight == remarks.HINTS and (facts.calm > kept.calm or case.is_done(facts)):
+            if weight == remarks.HINTS and (facts.calm > event.calm or case.is_done(facts)):
                 continue
             later = facts.progress - event.progress
-            calm = facts.calm - kept.calm
+            calm = facts.calm - event.calm
             if later >= case.enough or calm >= case.enough:
                 continue
             if weight in {remarks.HINTS, remarks.SAYS} and (
                 facts.alive > event.last_order
                 or (
                     event.count >= CHATTER * len(kept.origins)
-                    and (kept.calm > kept.first_calm or event.of_kernel)
+                    and (event.calm > kept.first_calm or event.of_kernel)
                 )
             ):
                 continue

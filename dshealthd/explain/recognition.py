@@ -25,7 +25,7 @@ from dshealthd.explain.tracebacks import Assembler, LauncherSummary, Traceback, 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from dshealthd.explain.patterns import Pattern, Patterns
+    from dshealthd.explain.patterns import Pattern
 
 MAX_EVENTS = 20_000
 """Maximum number of events kept from all logs.
@@ -66,18 +66,11 @@ _PYTHON_BARE = replace(_PYTHON, step=STEP)
 class Recognizer:
     """Recognizer that reads logs one after another."""
 
-    def __init__(
-        self,
-        patterns: Patterns | None = None,
-        finder: logs.Finder | None = None,
-        *,
-        max_events: int = MAX_EVENTS,
-    ) -> None:
+    def __init__(self, *, max_events: int = MAX_EVENTS) -> None:
         self.found = Recognized()
         self._max_events = max_events
-        self.patterns = patterns or known.load()
-        self.find = finder or Templates(self.patterns)
-        self.kinds = Kinds(self.patterns)
+        self.find: logs.Finder = Templates()
+        self.kinds = Kinds()
         self._kept: dict[tuple[str, str, Origin], Event] = {}
 
     def add(
@@ -139,19 +132,13 @@ class Recognizer:
         kept.progress, kept.calm, kept.is_warning = facts.progress, facts.calm, is_warning
         return kept
 
-    def keep(self, event: Event) -> Event:
-        """Keep an event, or count it if its stream has had the same before."""
-        key = event.pattern, event.role, event.origin
-        facts = self.found.sources[event.origin.source]
-        warns = event.is_warning
-        if kept := self.again(key, event.fields, event.place, event.order, facts, is_warning=warns):
-            return kept
+    def keep(self, event: Event) -> None:
+        """Keep an event that its stream has not had before."""
         if len(self.found.events) >= self._max_events:
             self.found.dropped += 1
-            return event
-        self._kept[key] = event
+            return
+        self._kept[event.pattern, event.role, event.origin] = event
         self.found.events.append(event)
-        return event
 
     def subordinate(self, event: Event) -> None:
         """Turn a cause into a consequence; the next event of its pattern is one of its own."""
@@ -321,10 +308,7 @@ class Reader:
         if consumed or len(text) < 4:  # noqa: PLR2004 - shorter than any pattern
             return consumed
         text = text[:MAX_MATCHED]
-        if kind.is_alive:
-            self._progress(line, text, kind)
-            if kind.ends:
-                facts.finished_at = self._stamp(line)
+        self._progress(line, text, kind)
         if kind.embeds and facts.is_plain and _is_of_service(line):
             return False
         if kind.embeds:
@@ -371,7 +355,7 @@ class Reader:
         """Learn how a line shows the job at work."""
         facts = self._facts
         if kind.ends:
-            facts.finished = self._order
+            facts.finished, facts.finished_at = self._order, self._stamp(line)
             facts.finished_progress = facts.progress + kind.advances
         elif kind.works:
             facts.alive = self._order
@@ -406,9 +390,9 @@ class Reader:
             says=remark.content, steps=STEP, place=place, origin=line.origin,
             order=self._order, stamp=self._stamp(line), exact=line.stamp is not None, weak=True,
             fields={**self._details.fields, **spoken_rank(text), **ended},
-            progress=facts.progress, of_kernel=kind.of_kernel,
+            progress=facts.progress, calm=facts.calm, of_kernel=kind.of_kernel,
         )  # fmt: skip
-        facts.statements.add(kind.template, remark, event, facts.calm)
+        facts.statements.add(kind.template, remark, event)
 
     def _stamp(self, line: Line) -> Stamp | None:
         """Return the stamp of a line, or else the last one before it, whoever wrote that: the
@@ -429,10 +413,13 @@ class Reader:
         role = "confirmation" if _is_retry(pattern, line.level) else pattern.role
         # Watchdogs give the rank in their group; the ledger reads it.
         is_watchdog = pattern.slug == "nccl-timeout"
-        is_plain = not is_watchdog and pattern.role in {"cause", "consequence"}
         if is_watchdog:
             self._found.ledger.add_line(pattern.id, known_fields, line.origin, place, line.text)
-        elif is_plain and not line.origin.labeled and not known_fields.keys() & NAMES_RANKS:
+        elif (
+            pattern.role in {"cause", "consequence"}
+            and not line.origin.labeled
+            and not known_fields.keys() & NAMES_RANKS
+        ):
             head = "" if traceback is None else traceback.head
             known_fields = {
                 **self._details.fields,
@@ -440,13 +427,13 @@ class Reader:
                 **known_fields,
                 **(spoken_rank(line.text) or spoken_rank(head)),
             }
+        order = self._order if traceback is None else traceback.order
         key = pattern.id, role, line.origin
-        if traceback is None and (is_plain or is_watchdog):
-            kept = self._parent.again(
-                key, known_fields, place, self._order, self._facts, is_warning=is_warning
-            )
-            if kept is not None:
-                return kept
+        kept = self._parent.again(
+            key, known_fields, place, order, self._facts, is_warning=is_warning
+        )
+        if kept is not None:
+            return kept
         event = Event(
             slug=pattern.slug,
             pattern=pattern.id,
@@ -458,7 +445,7 @@ class Reader:
             title=known.said((pattern.title,), known_fields),
             place=place,
             origin=line.origin,
-            order=self._order,
+            order=order,
             stamp=self._stamp(line),
             exact=line.stamp is not None,
             weak=pattern.weak,
@@ -471,7 +458,6 @@ class Reader:
         )
         if traceback is not None:
             event.stamp, event.of_kernel = traceback.stamp, traceback.of_kernel
-            event.order = event.last_order = traceback.order
             event.progress = traceback.progress
             event.frames, event.bare = tuple(traceback.frames), traceback.bare
             event.is_hollow = pattern.weak and remarks.is_hollow(traceback.text)
@@ -479,13 +465,14 @@ class Reader:
         is_compared = bool(self._found.ledger.running)
         if is_watchdog and traceback and not is_compared and _GRADIENTS.search(traceback.stack):
             event.slug = "gradient-sync-timeout"
-        return self._parent.keep(event)
+        self._parent.keep(event)
+        return event
 
     def _exception(self, traceback: Traceback) -> None:
         """Recognize an exception by the first matching pattern, else as the program's own."""
         text = traceback.text
         chosen, fields = None, {}
-        for pattern in self._parent.patterns.candidates(bare(text)):
+        for pattern in known.load().candidates(bare(text))[0]:
             # What a process still says at its end may stand below its exception.
             told = text.partition("\n")[0] if pattern.role == "consequence" else text
             if pattern.role != "loss" and (match := _fullest(pattern, told)):

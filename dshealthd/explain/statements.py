@@ -29,9 +29,8 @@ class Statement:
 
     remark: Remark
     event: Event
-    calm: int
-    """Healthy lines of the file before its last occurrence."""
     first_calm: int
+    """Healthy lines of the file before its first occurrence."""
     origins: set[Origin]
     """Who made it, the first ones."""
 
@@ -58,7 +57,7 @@ class Statements:
             return False
         kept.event.count += 1
         kept.event.last, kept.event.last_order = place, order
-        kept.calm = calm
+        kept.event.calm = calm
         if len(kept.origins) < MAX_ORIGINS:
             kept.origins.add(origin)
         self._kept[template] = kept
@@ -74,8 +73,8 @@ class Statements:
             if is_step and order - kept.event.last_order <= _TABLE:
                 del self._kept[template]
 
-    def add(self, template: str, remark: Remark, event: Event, calm: int) -> None:
+    def add(self, template: str, remark: Remark, event: Event) -> None:
         """Keep a remark; `template` is its line without digits."""
         if len(self._kept) >= MAX_SHAPES:
             del self._kept[next(iter(self._kept))]
-        self._kept[template] = Statement(remark, event, calm, calm, {event.origin})
+        self._kept[template] = Statement(remark, event, event.calm, {event.origin})

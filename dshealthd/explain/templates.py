@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dshealthd.explain import input as logs
 from dshealthd.explain import remarks
-from dshealthd.explain.patterns import GENERIC
+from dshealthd.explain.patterns import GENERIC, load
 from dshealthd.explain.streams import ANSI
 
 if TYPE_CHECKING:
     import re
     from collections.abc import Callable, Iterable, Sequence
-
-    from dshealthd.explain.patterns import Patterns
 
 MAX_MATCHED = 2000
 """Maximum characters of a line to match: the time of a pattern may grow with their square."""
@@ -40,8 +38,8 @@ class Templates:
     what its healthy lines have, too: if only these may match, their expressions decide.
     """
 
-    def __init__(self, patterns: Patterns) -> None:
-        self._patterns = patterns
+    def __init__(self) -> None:
+        self._patterns = load()
         self._known: dict[bytes, _Decision] = {}
         self._size = 0
 

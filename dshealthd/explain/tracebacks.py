@@ -273,7 +273,7 @@ class LauncherSummary:
     def take(self, line: Line, place: Place) -> bool:
         """Read a line; return whether it belongs to torchrun's summary."""
         text = line.text
-        self._facts.summaries += text.startswith("Failures:")
+        self._facts.open_summaries += text.startswith("Failures:")
         if text.startswith("Root Cause (first observed failure)"):
             self._failure = Failure(place, self._source, line.origin.task, root=True)
             return True
@@ -306,7 +306,7 @@ class LauncherSummary:
         elif match[1] == "exitcode" and (exits := _SUMMARY_EXIT.match(value)):
             failure.exit, failure.pid = int(exits[1]), int(exits[2])
             failure.place = place
-            self._facts.root_causes += failure.root
+            self._facts.open_summaries -= failure.root  # it comes last
             if len(self._found.failures) < MAX_FAILURES:
                 self._found.failures.append(failure)
             if failure.rank is not None:

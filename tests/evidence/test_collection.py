@@ -24,7 +24,13 @@ from dshealthd.core.host import Host
 from dshealthd.evidence import members, nccl_ras, process
 from dshealthd.evidence.bundle import Bundle, make
 from dshealthd.evidence.collection import Collection
-from dshealthd.evidence.findings import HangCase, LogSources, NodeMembers, RankEvidence
+from dshealthd.evidence.findings import (
+    CollectedEvidence,
+    HangCase,
+    LogSources,
+    NodeMembers,
+    RankEvidence,
+)
 from dshealthd.jobs.ras import protocol
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
 from dshealthd.linux.forked import Ended
@@ -317,27 +323,28 @@ def test_a_process_of_another_job_is_left_alone(node: Node) -> None:
     assert f"rank-0-{mine}.kernel.txt" in files
 
 
-@pytest.mark.parametrize(("ranks", "more"), [(64, []), (65, ["1 more rank"])])
-def test_so_many_ranks(node: Node, ranks: int, more: list[str]) -> None:
-    """Of more it is said how many are left out."""
-    case = HangCase(
-        job="slurm-7", reason="waiting", ranks=tuple((rank, 1000 + rank) for rank in range(ranks))
-    )
+def discovered(node: Node, case: HangCase) -> CollectedEvidence:
+    """Return what is found of the ranks of a case, before anything is collected."""
     host, bundle = Host(procfs=node.root / "proc"), cast("Bundle", None)
     collection = Collection(case, host, bundle, node="", begun=NOW, py_spy=None, logs=LogSources())
     collection._discover()
-    assert [rank.pid for rank in collection.findings.ranks] == list(range(1000, 1064))
-    assert [reason.partition(":")[0] for reason in collection.findings.missing] == more
+    return collection.findings
+
+
+@pytest.mark.parametrize(("ranks", "more"), [(64, []), (65, ["1 more rank"])])
+def test_so_many_ranks(node: Node, ranks: int, more: list[str]) -> None:
+    """Of more it is said how many are left out."""
+    known = tuple((rank, 1000 + rank) for rank in range(ranks))
+    found = discovered(node, HangCase(job="slurm-7", reason="waiting", ranks=known))
+    assert [rank.pid for rank in found.ranks] == list(range(1000, 1064))
+    assert [reason.partition(":")[0] for reason in found.missing] == more
 
 
 def test_a_culprit_is_among_the_ranks_inspected(node: Node) -> None:
     """Whatever its number."""
     ranks = tuple((rank, 1000 + rank) for rank in range(100))
     case = HangCase(job="slurm-7", reason="process", ranks=ranks, culprits=((99, "is stopped"),))
-    host, bundle = Host(procfs=node.root / "proc"), cast("Bundle", None)
-    collection = Collection(case, host, bundle, node="", begun=NOW, py_spy=None, logs=LogSources())
-    collection._discover()
-    assert [rank.rank for rank in collection.findings.ranks] == [*range(63), 99]
+    assert [rank.rank for rank in discovered(node, case).ranks] == [*range(63), 99]
 
 
 def test_no_job_crowds_out_another(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,12 +352,9 @@ def test_no_job_crowds_out_another(node: Node, monkeypatch: pytest.MonkeyPatch) 
     found = [RankEvidence("slurm-9", 0, 900), *(RankEvidence("run-1", 0, pid) for pid in range(64))]
     value = members.MEMBERS.write(NodeMembers(found, 0, ["run-1", "slurm-9"], {}))
     monkeypatch.setattr(members, "search", lambda *_: Ended("ranks", 0.0, value))
-    host, bundle = Host(procfs=node.root / "proc"), cast("Bundle", None)
-    case = HangCase(job="", reason="requested")
-    collection = Collection(case, host, bundle, node="", begun=NOW, py_spy=None, logs=LogSources())
-    collection._discover()
-    assert 900 in {rank.pid for rank in collection.findings.ranks}
-    assert len(collection.findings.ranks) == 64
+    ranks = discovered(node, HangCase(job="", reason="requested")).ranks
+    assert 900 in {rank.pid for rank in ranks}
+    assert len(ranks) == 64
 
 
 def dumped(directory: Path, user: int, *dumps: bytes) -> str:

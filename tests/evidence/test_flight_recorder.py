@@ -98,8 +98,14 @@ def recorded(pid: int, place: Path, **others: str) -> tuple[Ended, dict[str, byt
     return take(function, 60.0, MAX_DUMP + 1)
 
 
-def test_a_rank_dumps_when_it_is_asked(place: Path) -> None:
-    """A byte in the FIFO makes the rank write its dump, which is taken; the rank goes on."""
+@pytest.mark.parametrize("old", ["", "old"])
+def test_a_rank_dumps_when_it_is_asked(place: Path, old: str) -> None:
+    """A byte in the FIFO makes the rank write its dump, which is taken, and not one that lies there
+    from before; the rank goes on.
+    """
+    if old:
+        (place / "dump_3").write_text(old)
+        give(place / "dump_3")
     with rank(place) as pid:
         step, files = recorded(pid, place)
         assert Path(f"/proc/{pid}/stat").exists()
@@ -107,16 +113,6 @@ def test_a_rank_dumps_when_it_is_asked(place: Path) -> None:
     assert abs(step.value.pop("written") - time.time()) < 60
     assert step.value == {"file": f"rank-3-{pid}.flight-recorder.pickle", "note": ""}
     assert files == {f"rank-3-{pid}.flight-recorder.pickle": b"the dump"}
-
-
-def test_the_new_dump_is_taken_and_not_the_old_one(place: Path) -> None:
-    """A dump that lies there from before is not mistaken for the answer."""
-    (place / "dump_3").write_text("old")
-    give(place / "dump_3")
-    with rank(place) as pid:
-        step, files = recorded(pid, place)
-    assert files == {f"rank-3-{pid}.flight-recorder.pickle": b"the dump"}
-    assert step.value["note"] == ""
 
 
 def test_another_job_s_rank_is_not_asked(place: Path) -> None:
@@ -133,19 +129,17 @@ def test_another_job_s_rank_is_not_asked(place: Path) -> None:
             assert not (place / "dump_3").exists()
 
 
-def test_the_older_name_of_the_variable_counts_where_the_newer_is_not_set(place: Path) -> None:
-    """Torch before 2.8 knows TORCH_NCCL_DEBUG_INFO_TEMP_FILE."""
+@pytest.mark.parametrize(("newer", "older"), [("", "{}/dump_"), ("./{}/dump_", "")])
+def test_a_rank_s_environment_says_where_dumps_go(place: Path, newer: str, older: str) -> None:
+    """Torch before 2.8 knows TORCH_NCCL_DEBUG_INFO_TEMP_FILE; a relative prefix starts at the
+    rank's working directory.
+    """
+    variables = {
+        "TORCH_FR_DUMP_TEMP_FILE": newer.format(place),
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": older.format(place),
+    }
     with rank(place) as pid:
-        step, _ = recorded(
-            pid, place, TORCH_FR_DUMP_TEMP_FILE="", TORCH_NCCL_DEBUG_INFO_TEMP_FILE=f"{place}/dump_"
-        )
-    assert step.problem == ""
-
-
-def test_paths_of_a_rank_are_relative_to_where_it_runs(place: Path) -> None:
-    """A relative prefix starts at the rank's working directory."""
-    with rank(place) as pid:
-        step, _ = recorded(pid, place, TORCH_FR_DUMP_TEMP_FILE=f"{str(place)[1:]}/dump_")
+        step, _ = recorded(pid, place, **variables)
     assert step.problem == ""
 
 

@@ -14,6 +14,7 @@ from dshealthd.explain.facts import Recognized
 from tests.explain.explaining import explained
 from tests.explain.watchdogs import Group, Rank, printed
 
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 PAGE = Path(__file__).parents[2] / "docs" / "explain.md"
 
 
@@ -78,9 +79,12 @@ def test_only_nodes_whose_own_part_failed_are_excluded(line: str, nodes: list[st
     """A job that needs too much memory needs it on any node, and a bug in a kernel fails
     anywhere.
     """
-    told = answer.document(explained(line), Recognized(), [])["exclude"]
-    assert told["nodes"] == nodes
-    assert told["slurm"] == (f"--exclude={nodes[0]}" if nodes else "")
+    finding = explained(line)
+    told = answer.document(finding, Recognized(), [])["exclude"]
+    options = [f"--exclude={node}" for node in nodes]
+    assert (told["nodes"], told["slurm"]) == (nodes, "".join(options))
+    text = answer.text(finding, Recognized(), [])
+    assert re.findall(r"^EXCLUDE +(.*)", text, re.MULTILINE) == options
     assert bool(told["kubernetes"]) == bool(nodes)
 
 
@@ -95,8 +99,10 @@ def test_only_nodes_whose_own_part_failed_are_excluded(line: str, nodes: list[st
         (["ActorDiedError: gone", "\tpid: 87687", "\tip: 192.0.2.5",
           "The actor is dead because its worker process has died."],
          "host 192.0.2.5, pid 87687"),
-        (["2025-05-28 03:35:37,857 ERROR train: OSError: [Errno 28] No space left on device"], ""),
-        (["zmq.error.ZMQError: Address already in use (addr='tcp://192.0.2.11:41017')"], ""),
+        (["Jan  5 10:00:00 gpu-7 kernel: NVRM: Xid (PCI:0000:dc:00): 79, pid=1, off the bus."],
+         "host gpu-7, pid 1, GPU 0000:dc:00"),
+        ([f"[rank{n}]: {OOM} GPU {n} has a total" for n in (0, 1)], "all ranks alike"),
+        ([f"[rank0]: {OOM} GPU 0 has a total"], "rank 0, GPU 0"),
         ([("[rank6]:[E429 13:55:49.3 x.cpp:1] [PG 0 Rank 6] Heartbeat monitor timed out! Process "
            "will be terminated")],
          "reported by rank 6"),
@@ -107,7 +113,9 @@ def test_only_nodes_whose_own_part_failed_are_excluded(line: str, nodes: list[st
     ],
 )  # fmt: skip
 def test_where_has_what_the_lines_name_and_nothing_else(lines: list[str], where: str) -> None:
-    """A level, a keyword, a release, a file or an address in memory is no host, a port no rank."""
+    """A keyword, a release, a file or an address in memory is no host; the GPU of one rank is not
+    that of all.
+    """
     told = answer.document(explained(*lines), Recognized(), [])
     assert (told["where"] or "") == where
 

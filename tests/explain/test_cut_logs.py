@@ -18,12 +18,12 @@ import pytest
 from dshealthd.explain import command
 from dshealthd.explain import input as logs
 from dshealthd.explain.finding import Finding
-from dshealthd.explain.patterns import load
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.explain.templates import Templates
 from tests.explain.explaining import explained_paths
 from tests.explain.test_collectives import dump_of
 from tests.explain.test_genuine_nccl import RUNS
+from tests.explain.test_layers import CAUGHT
 from tests.nccl.pytorch.record import CULPRIT, SIZE
 
 CUTS = 40
@@ -31,15 +31,16 @@ CUTS = 40
 STEPS = "".join(f"step {step} | loss {2.5 - step / 10}\n" for step in range(3))
 """What each rank prints before it hangs."""
 CONSOLE = "torchrun.log"
-PATTERNS = load()
-FINDER = Templates(PATTERNS)
+FINDER = Templates()
+"""What all explanations here have learned together."""
 
 Files = dict[str, str]
 
 
 def explained(files: Files) -> Finding:
     """Explain some files."""
-    recognizer = Recognizer(PATTERNS, FINDER)
+    recognizer = Recognizer()
+    recognizer.find = FINDER
     for name, text in files.items():
         statistics = recognizer.found.statistics
         stream = io.BytesIO(text.encode())
@@ -221,6 +222,21 @@ def test_a_flight_recorder_that_is_missing_is_no_proof(tmp_path: Path) -> None:
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(data)
     finding = explained_paths(tmp_path)
     assert finding.ranks == ()
+
+
+@pytest.mark.parametrize(("ended", "end", "ranks"), [(3, "\n", (3,)), (2, "\n", ()), (3, "", ())])
+def test_a_log_that_just_stops_is_proof_if_no_log_was_cut(
+    tmp_path: Path, ended: int, end: str, ranks: tuple[int, ...]
+) -> None:
+    """As that of a stopped process does: not if a report lacks its end, or a line, since the logs
+    may have been taken before the rank reported.
+    """
+    for rank in range(4):
+        report = CAUGHT.format(rank)
+        lines = [f"[rank{rank}]: WORLD_SIZE=4", f"[rank{rank}]: step 9 | loss 2.1"]
+        lines += [report] * (rank < 3) + [report.replace("Watch", "what(): Watch")] * (rank < ended)
+        (tmp_path / f"rank{rank}.log").write_text("\n".join(lines) + end)
+    assert explained_paths(tmp_path).ranks == ranks
 
 
 def test_a_log_that_begins_within_a_line_is_of_no_rank_or_host() -> None:

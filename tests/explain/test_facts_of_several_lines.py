@@ -109,20 +109,6 @@ def test_an_illegal_access_of_days_ago_does_not_acquit_a_broken_gpu() -> None:
     assert finding.against[0].endswith("explains less")
 
 
-def test_the_kernel_s_device_is_in_where(capsys: pytest.CaptureFixture[str]) -> None:
-    """The PCI address of an Xid is what somebody on call looks for, in the first line."""
-    from dshealthd.explain import answer
-    from dshealthd.explain.facts import Recognized
-
-    finding = explained(
-        KERNEL + "NVRM: Xid (PCI:0000:dc:00): 79, pid=1, GPU has fallen off the bus."
-    )
-    print(answer.text(finding, Recognized(), []))
-    told = capsys.readouterr().out
-    assert "(host gpu-7, pid 1, GPU 0000:dc:00)" in told.splitlines()[0]
-    assert "--exclude=gpu-7" in told
-
-
 @pytest.mark.parametrize(
     "lines",
     [
@@ -141,18 +127,6 @@ def test_consequences_alone_are_undecided_and_say_what_would_decide(lines: list[
     assert finding.outcome == "undecided"
     assert command.EXIT[finding.outcome] == command.EXIT_UNDECIDED
     assert finding.missing
-
-
-def test_the_same_lines_at_a_good_end_are_nothing() -> None:
-    """Rank 0 ends first, and the store with it: its peers warn of that at every orderly end."""
-    finding = explained(
-        "step 100 | loss 2.1",
-        "Training completed",
-        "[rank6]:[W729 10:15:17.529361055 TCPStore.cpp:125] [c10d] recvValue failed on "
-        "SocketImpl(fd=76, addr=[localhost]:60950, remote=[localhost]:29500): Connection reset "
-        "by peer",
-    )
-    assert finding.outcome == "nothing"
 
 
 PREFIXES = [
@@ -420,6 +394,8 @@ def test_a_summary_of_another_attempt_gives_no_host() -> None:
     first, second = summary("gpu-5", 9, 8, pid=100), summary("gpu-6", 11, 8, pid=200)
     assert explained(NAN, *first, *second).host is None
     assert explained(NAN, *second).host == "gpu-6"
+    gone = "NVRM: Xid (PCI:0000:dc:00): 79, GPU has fallen off the bus."
+    assert explained(gone, *second).ranks == ()  # whose GPU it is, nothing says
     assert explained(NAN, *summary("gpu-6", 9, 8, pid=100), *summary("gpu-6", 11, 10, pid=100)).host
 
 

@@ -31,35 +31,6 @@ def explained(folder: Path, text: str) -> Finding:
     return finding
 
 
-def stamped(form: str) -> str:
-    """Return the traceback with a prefix before each of its lines."""
-    return "".join(form.format(number=n) + line + "\n" for n, line in enumerate(TRACEBACK))
-
-
-@pytest.mark.parametrize(
-    "prefix",
-    [
-        "2026-01-05 10:00:00,475 - trainer - INFO - [rank3]: ",
-        "2026-01-05 10:00:00.123 | ERROR    | __main__:main:12 - ",
-        "(RayWorkerVllm pid=7602) ERROR 01-05 10:00:00 ray_utils.py:45] ",
-        "[2026-01-05 10:00:00] [INFO] [rank3]: ",
-        "[2026-01-05 10:00:00,475][trainer][ERROR] - ",
-        "[ERROR|trainer.py:1234] 2026-01-05 10:00:00,475 >> ",
-        "Jan  5 10:00:00.123456 gpu-7 train[4711]: ",
-        "> [rank3]: ",
-        "    [rank3]: ",
-    ],
-)
-def test_a_traceback_is_whole_whatever_stands_before_its_lines(tmp_path: Path, prefix: str) -> None:
-    """The frame is known, which only a traceback tells that was put together."""
-    finding = explained(tmp_path, "starting\n" * 5 + stamped(prefix) + "the end\n")
-    assert finding.slug == "cuda-oom"
-    assert finding.root is not None
-    assert finding.root.frames[0].function == "step"
-    if "rank3" in prefix:
-        assert finding.ranks == (3,)
-
-
 @pytest.mark.parametrize("form", ["[rank3]: {}\n", "\x1b[36m[rank3]:\x1b[0m {}\n"])
 def test_docker_writes_one_record_a_line(form: str, tmp_path: Path) -> None:
     """As `docker logs` has them on disk, and as Kubernetes does with Docker; colors are in them as

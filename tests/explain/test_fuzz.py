@@ -21,7 +21,6 @@ from dshealthd.explain import input as logs
 from dshealthd.explain.patterns import load
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.explain.tail import Tail
-from dshealthd.explain.templates import Templates
 from tests.explain.explaining import peak_memory
 
 CASES = int(os.environ.get("DSHEALTHD_FUZZ_CASES", "30"))
@@ -86,7 +85,7 @@ def test_any_log_gets_an_answer_that_its_lines_prove(
     """Read whole, and as it grows piece by piece, cut anywhere."""
     import io
 
-    recognizer = Recognizer(finder=Templates(load()))
+    recognizer = Recognizer()
     contents = {}
     for number, (name, data) in enumerate(found):
         path = f"/logs/{number}/{name}"
@@ -95,7 +94,7 @@ def test_any_log_gets_an_answer_that_its_lines_prove(
         items = logs.read(path, recognizer.find, recognizer.found.statistics, stream)
         recognizer.add(path, items)
     check(recognizer, contents)
-    grown = Recognizer(finder=Templates(load()))
+    grown = Recognizer()
     for path, data in contents.items():
         descriptor = os.memfd_create("log")
         try:
@@ -138,7 +137,7 @@ HUGE = "9" * 5000
 def test_numbers_that_nobody_has_are_no_harm(text: str) -> None:
     """A rank of a thousand million would be as many ranks that said nothing."""
     contents = {"job.out": text.encode()}
-    recognizer = Recognizer(finder=Templates(load()))
+    recognizer = Recognizer()
     raw = [logs.Raw(number, line) for number, line in enumerate(text.split("\n"), 1)]
     start = time.process_time()
     recognizer.add("job.out", raw)

@@ -153,11 +153,15 @@ def test_exit_statuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_what_a_good_run_says_too_is_no_cause(tmp_path: Path) -> None:
-    """`--healthy` takes out the error that every run of this program prints."""
-    usual = "ModuleNotFoundError: No module named 'apex'\n"
-    (tmp_path / "good").write_text(usual + "step 1\n")
-    (tmp_path / "bad").write_text(usual + "step 1\nOSError: [Errno 28] No space left on device\n")
-    recognizer, _ = command.read([str(tmp_path / "bad")], [str(tmp_path / "good")])
-    finding = command.conclude(recognizer)
-    assert finding.slug == "disk-full"
-    assert all(event.slug == "disk-full" for event in recognizer.found.events)
+    """`--healthy` takes out the error that every run of this program prints, whether or not a
+    pattern knows it.
+    """
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    for usual in ("ModuleNotFoundError: No module named 'apex'", "The queue lost spindle 3"):
+        good.write_text(f"{usual}\nstep 1\n")
+        for more, found in ((FULL, "disk-full"), ("", "")):
+            bad.write_text(f"{usual.replace('3', '4')}\n{more}\n")
+            recognizer, _ = command.read([str(bad)], [str(good)])
+            assert command.conclude(recognizer).slug == found
+            assert {event.slug for event in recognizer.found.events} == {found} - {""}
+        assert slug(bad)

@@ -277,6 +277,8 @@ def test_only_ranks_with_the_same_words_fail_alike() -> None:
     world = "world_size=8"
     assert explained(world, first.format(5, 7), last.format(2)).ranks == (5,)
     assert explained(world, first.format(5, 7), first.format(2, 8)).ranks == (2, 5)
+    seats = [f"process rank {rank} on node gpu-{rank} is ready" for rank in (2, 5)]
+    assert explained(world, *seats, first.format(5, 7), first.format(2, 8)).host is None
 
 
 @pytest.mark.parametrize(

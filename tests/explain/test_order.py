@@ -49,6 +49,8 @@ SCENES = [
     ([BROKEN, LATE], "nccl-remote-error"),  # by more than the clocks may differ, and 30 s
     ([BROKEN, LATE.replace(":36", ":35")], "cuda-oom"),
     ([BROKEN, TIMED], "cuda-oom"),
+    ([LOST, AFTER], "nccl-remote-error"),  # of the same rank, by the order of its lines
+    ([AFTER, LOST], "cuda-oom"),
     ([RAY, LOST], "child-failed"),
     ([TASK, LOST], "nccl-remote-error"),
 ]

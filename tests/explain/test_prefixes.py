@@ -30,6 +30,7 @@ PREFIXES = [
     "kern  :warn  : [   12.345678] ", "kern  :err   : [Mon Jan  5 10:00:00 2026] ",
     "[Mon Jan  5 10:00:00 2026] ", "Jan  5 10:00:00 gpu-1 ", "Jan  5 10:00:00 gpu-1 kernel: ",
     "Jan  5 10:00:00 gpu-1 kernel: [  123.456789] ", "2026-01-05T10:00:00+0000 gpu-1 kernel: ",
+    "2026-01-05T10:00:00.123456+01:00 gpu-1 kernel: [ 1234.567890] ",
     "2026-01-05T10:00:00.123456+01:00 gpu-1 ", "2026/01/05 10:00:00 ", "01/05/2026 10:00:00 AM ",
     "05.01.2026 10:00:00 ", "23:07:26.123 ", "1767607200.123 ",
     "192.0.2.1: kern: warning: [2026-01-05T10:00:00.599716692Z]: ", "node-a  | ", "worker-0 app ",
@@ -139,7 +140,21 @@ def test_every_pattern_is_found_after_any_prefix(prefix: str) -> None:
     assert missed == []
 
 
-@pytest.mark.parametrize("prefix", ANYWHERE)
+LOGGERS = [
+    "2026-01-05 10:00:00,475 - trainer - INFO - [rank3]: ",
+    "[2026-01-05 10:00:00] [INFO] [rank3]: ", "> [rank3]: ", "    [rank3]: ",
+    "2026-01-05 10:00:00.123 | ERROR    | __main__:main:12 - ",
+    "(RayWorkerVllm pid=7602) ERROR 01-05 10:00:00 ray_utils.py:45] ",
+    "[2026-01-05 10:00:00,475][trainer][ERROR] - ",
+    "[ERROR|trainer.py:1234] 2026-01-05 10:00:00,475 >> ", "[pod/train-0/worker] [rank3]: ",
+    "2026-01-05T10:00:00.123456789Z stderr F [rank3]: ",
+    "Jan  5 10:00:00.123456 gpu-1 train[4711]: [rank3]: ",
+]  # fmt: skip
+"""Of logging, loguru, vLLM, Hydra, transformers and quotations, and of collectors, before a
+rank's."""
+
+
+@pytest.mark.parametrize("prefix", [*ANYWHERE, *LOGGERS])
 def test_a_traceback_is_read_after_any_prefix(prefix: str) -> None:
     """Its own head shows what stands before each of its lines."""
     lines = [
@@ -152,6 +167,8 @@ def test_a_traceback_is_read_after_any_prefix(prefix: str) -> None:
         *[f"starting {number}" for number in range(8)], *[prefix + x for x in lines]
     )
     assert finding.statement == "ValueError: bad shard at /home/u/train.py:12 in main"
+    if "rank3" in prefix:
+        assert finding.ranks == (3,)
 
 
 UPLOAD = (

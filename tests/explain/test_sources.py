@@ -6,30 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.explain.explaining import explained, explained_paths, explained_text
+from tests.explain.explaining import explained, explained_text
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-KILLED = "Out of memory: Killed process 4711 (python) total-vm:9kB, anon-rss:9kB"
-
-
-@pytest.mark.parametrize(
-    ("text", "slug"),
-    [
-        (f"[pod/train-0/worker] [rank3]: {OOM}", "cuda-oom"),
-        (f"2026-01-05T10:00:00.123456789Z stderr F [rank3]: {OOM}", "cuda-oom"),
-        (f"Jan  5 10:00:00 gpu-1 train[4711]: [rank3]: {OOM}", "cuda-oom"),
-        (f"[ 1234.567890] {KILLED}", "host-memory-pressure"),
-        (f"[Mon Jan  5 10:00:00 2026] {KILLED}", "host-memory-pressure"),
-        (f"Jan  5 10:00:00 gpu-1 kernel: {KILLED}", "host-memory-pressure"),
-        (f"2026-01-05T10:00:00+0000 gpu-1 kernel: [ 1234.567890] {KILLED}", "host-memory-pressure"),
-    ],
-)
-def test_pods_journal_syslog_and_kernel(text: str, slug: str, tmp_path: Path) -> None:
-    """The cause is told behind the prefix of each collector, and a rank where there is one."""
-    (tmp_path / "some.log").write_text(f"{text}\n")
-    finding = explained_paths(tmp_path)
-    assert (finding.outcome, finding.slug) == ("found", slug)
-    assert finding.ranks == ((3,) if "rank3" in text else ())
 
 
 @pytest.mark.parametrize(

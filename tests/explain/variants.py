@@ -38,7 +38,6 @@ MARKS = {
     "stage": "ValidationError",
     "config-missing": "Expected a string path",
     "fp16": "fp16|bf16",
-    "untested": "untested",
     "sparse": "Sparse|sparse",
     "loss-scale": "minimum",
     "checkpoint-world": "DP world size",
