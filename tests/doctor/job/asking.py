@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dshealthd.doctor.check import Result
@@ -40,6 +41,15 @@ def asked(
     return context(parse(parser, words), environment)
 
 
+def asked_of_script(
+    directory: Path, text: str, *arguments: str, environment: Mapping[str, str] = os.environ
+) -> JobContext:
+    """Return what the checks are given for a script of bash, written to `job.sh`."""
+    file = directory / "job.sh"
+    file.write_text(f"#!/bin/bash\n{text}\n")
+    return asked(str(file), *arguments, environment=environment)
+
+
 def results(name: str, given: JobContext) -> list[Result]:
     """Return what a check finds; its results must be more than none."""
     (check,) = (check for check in CHECKS if check.name == name)
@@ -49,6 +59,11 @@ def results(name: str, given: JobContext) -> list[Result]:
         assert result.text.isprintable()
         assert "\n" not in result.remedy
     return found
+
+
+def faults(name: str, given: JobContext) -> list[Result]:
+    """Return what a check warns of."""
+    return [one for one in results(name, given) if one.outcome in {WARNING, CRITICAL}]
 
 
 def outcomes(name: str, given: JobContext) -> list[State]:

@@ -73,10 +73,12 @@ ALONE: Mapping[str, tuple[str, str]] = {
     "a log by tee": ("COMMAND 2>&1 | tee train.log", ANY),
     "attempts": ("for attempt in 1 2 3; do\n  COMMAND && break\ndone", ANY),
     "exec": ("exec COMMAND", ANY),
-    "the background": ("COMMAND &\nPID=$!\nwait $PID", "--block"),
-    "nohup": ("nohup COMMAND > log 2>&1 &\nwait", "--block"),
+    "the background": ("COMMAND &\nPID=$!\nwait $PID", "^python|--block"),
+    "nohup": ("nohup COMMAND > log 2>&1 &\nwait", "^python|--block"),
 }  # fmt: skip
-"""The same for a launch that nothing follows in its line."""
+"""The same for a launch that nothing follows in its line; a Python in the background may be one of
+several.
+"""
 PREFIXES = (
     *("timeout 1h", "nice -n 5", "stdbuf -oL", "numactl --interleave=all", "env", "setsid -w"),
     *("env OMP_NUM_THREADS=8", "command", "nsys profile -o report", "ionice -c 2 -n 4"),
@@ -86,7 +88,7 @@ PREFIXES = (
 HEADS = (
     *("ulimit -n 65536", "echo start on $(hostname)", "nvidia-smi", "mkdir -p logs", "umask 022"),
     *("# srun torchrun --nnodes=9 old.py", ": <<'END'\nsrun old.py\nEND", "shopt -s nullglob"),
-    *('die() { echo "$*" >&2; exit 1; }', 'log() { echo "[$(date)] $*"; }', "cd $SLURM_SUBMIT_DIR"),
+    *('die() { echo "$*" >&2; exit 1; }', 'log() { echo "[$(date)] $*"; }'),
 )
 """Lines that change nothing of a launch."""
 NAMES = {

@@ -194,6 +194,8 @@ class Shell:
                     target=_target(found.words) or extra.get("target", ""),
                     reads=of_document.union(*left.values()),
                 )
+                if made.words[0] == "set":
+                    self._texts["@"] = made.reads
                 yield from self._started(made, is_sure=is_sure)
             else:
                 self._texts |= {
@@ -253,8 +255,8 @@ class Shell:
             yield command
             return
         is_other = function is None and name not in {"eval", "source", "."}
-        outer = self._is_sure, self._local
-        self._is_sure, self._local = is_sure, set()
+        outer = self._is_sure, self._local, self._texts.get("@", frozenset())
+        self._is_sure, self._local, self._texts["@"] = is_sure, set(), command.reads
         if name != "eval" and (arguments or name not in {"source", "."}):
             self.place(arguments)
         self._nesting += 1
@@ -268,7 +270,7 @@ class Shell:
             )
         self._nesting -= 1
         own_names = {*_POSITIONAL, *(self._local if function else ())}
-        self._is_sure, self._local = outer
+        self._is_sure, self._local, self._texts["@"] = outer
         if is_other:  # what another shell sets is its own
             own_names = {*self.variables, *before}
         for key in () if name == "eval" else own_names:
