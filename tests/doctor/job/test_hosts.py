@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import socket
@@ -44,9 +45,7 @@ def job(
     """Return a job with this hostfile."""
     file = tmp_path / "hostfile"
     file.write_text(hostfile)
-    made = asked("--hostfile", str(file), *arguments, **more)
-    fields = {name: getattr(made, name) for name in JobContext.__dataclass_fields__}
-    return JobContext(**{**fields, "ssh": ssh})
+    return dataclasses.replace(asked("--hostfile", str(file), *arguments, **more), ssh=ssh)
 
 
 @pytest.mark.parametrize(
