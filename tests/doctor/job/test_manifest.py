@@ -379,10 +379,6 @@ MANIFESTS = (
             ("test -z $SLURM_NNODES || ", "", OK, "2 pods"),
         )
     ),
-    ("kind: ConfigMap\nmetadata: {name: c}\ndata: {A: b}\n---"
-     + changed(_NEVER, ("- torchrun", "- torchrun --rdzv-id=$SLURM_JOB_ID"),
-               ("    env:", "    envFrom: [configMapRef: {name: c}]\n        env:")),
-     CRITICAL, "it uses SLURM_JOB_ID, which only Slurm sets"),
     # a gang is not larger than the job; Ray has shared memory
     (_GANG, CRITICAL, "starts only once 3 pods are placed (minAvailable), but has 2"),
     (changed(_NEVER, ("kind: Job", "kind: RayJob"), ("mountPath: /dev/shm", "mountPath: /x")), OK,

@@ -362,28 +362,6 @@ def on_lines(words: list[str], draw: Draw) -> list[str]:
     return words
 
 
-def configured(documents: Documents, draw: Draw) -> None:
-    """Take variables from a ConfigMap of the same file."""
-    data: dict[str, str] = {}
-    for one in (one for pod in pods(documents) for one in pod["containers"]):
-        listing = one.get("env")
-        if not isinstance(listing, list) or any("$" in str(each) for each in listing):
-            continue
-        plain = [each for each in listing if isinstance(each.get("value"), str)]
-        if not all(each.keys() == {"name", "value"} for each in plain):
-            continue
-        data |= {each["name"]: each["value"] for each in plain}
-        if draw.random() < 1 / 2:
-            one["env"] = [each for each in listing if each not in plain]
-            one["envFrom"] = [{"configMapRef": {"name": "settings"}}]
-        else:
-            for each in plain:
-                del each["value"]
-                each["valueFrom"] = {"configMapKeyRef": {"name": "settings", "key": each["name"]}}
-    settings = {"kind": "ConfigMap", "metadata": {"name": "settings"}, "data": data}
-    documents.insert(draw.choice((0, len(documents))), settings)
-
-
 def accompanied(documents: Documents, draw: Draw) -> None:
     """Add other containers and objects."""
     for pod in pods(documents):
@@ -432,7 +410,7 @@ def anchored(documents: Documents, _draw: Draw) -> None:
 
 PODS: Mapping[str, Callable[[Documents, Draw], None]] = {
     **{one.__name__: on_words(one) for one in (in_shell, by_other, on_lines)},
-    **{one.__name__: one for one in (configured, accompanied, reordered, in_list, anchored)},
+    **{one.__name__: one for one in (accompanied, reordered, in_list, anchored)},
 }
 FORMS: Mapping[str, Callable[[Documents], str]] = {
     "block": lambda documents: yaml.safe_dump_all(documents, sort_keys=False),
