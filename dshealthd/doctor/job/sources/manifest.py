@@ -7,7 +7,6 @@ TrainJob and the groups of a LeaderWorkerSet are read by their own fields.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import re
 from dataclasses import dataclass
@@ -259,9 +258,7 @@ class PodTemplate:
     @cached_property
     def calls(self) -> Sequence[Call]:
         """The calls of other programs in its command."""
-        with contextlib.suppress(ValueError, ArithmeticError):  # what is no script has none
-            return list(calls([ShellCommand(tuple(self.words))] if self.words else []))
-        return []
+        return list(calls([ShellCommand(tuple(self.words))]))
 
     @property
     def is_training(self) -> bool:
