@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from dshealthd.doctor.check import Result
 from dshealthd.doctor.job.arguments import parse
 from dshealthd.doctor.job.checks import CHECKS
 from dshealthd.doctor.job.context import JobContext, add_arguments, context
-from dshealthd.doctor.job.sources import deepspeed_config, inspection
+from dshealthd.doctor.job.sources import deepspeed_config, inspection, slurm_script
 from dshealthd.doctor.job.sources.source import Source
 from dshealthd.findings.finding import State
 
@@ -48,6 +49,13 @@ def asked_of_script(
     file = directory / "job.sh"
     file.write_text(f"#!/bin/bash\n{text}\n")
     return asked(str(file), *arguments, environment=environment)
+
+
+def job_of_script(files: Mapping[str, str]) -> JobContext:
+    """Return the job of a script, the file `job` among these, without its environment."""
+    beside = defaultdict(str, {f"{at}{name}": files[name] for name in files for at in ("", "./")})
+    parsed = slurm_script.parse(files["job"], {}, beside.__getitem__)
+    return JobContext(script=Source("job", parsed))
 
 
 def results(name: str, given: JobContext) -> list[Result]:

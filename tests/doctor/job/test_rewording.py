@@ -11,7 +11,6 @@ import json
 import random
 import re
 import shlex
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,11 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.doctor.job.context import JobContext
-from dshealthd.doctor.job.sources import manifest, slurm_script
+from dshealthd.doctor.job.sources import manifest
 from dshealthd.doctor.job.sources.launcher_command import SHORT, VALUED
 from dshealthd.doctor.job.sources.source import Source
 from tests.doctor.job import test_launcher, test_manifest, test_reach, test_rules, test_schema
-from tests.doctor.job.asking import CRITICAL, WARNING, results
+from tests.doctor.job.asking import faults, job_of_script
 
 Files = dict[str, str]
 """The text of a script, as `job`, and of files beside it."""
@@ -280,11 +279,9 @@ SHELL: Mapping[str, Callable[[Files, Draw], None]] = {
 
 def judged(files: Files) -> set[str]:
     """Return what is wrong with a script, by component."""
-    beside = defaultdict(str, {f"{at}{name}": files[name] for name in files for at in ("", "./")})
-    parsed = slurm_script.parse(files["job"], {}, beside.__getitem__)
-    given = JobContext(script=Source("job", parsed))
-    found = [one for check in ("launcher", "ranks-and-gpus") for one in results(check, given)]
-    return {one.component for one in found if one.outcome in {WARNING, CRITICAL}}
+    given = job_of_script(files)
+    found = [one for check in ("launcher", "ranks-and-gpus") for one in faults(check, given)]
+    return {one.component for one in found}
 
 
 def scripts() -> Iterator[Files]:
@@ -424,8 +421,8 @@ FORMS: Mapping[str, Callable[[Documents], str]] = {
 def refused(documents: Documents, form: str) -> set[str]:
     """Return what is wrong with a manifest, by component."""
     found = manifest.from_json(manifest.parse(FORMS[form](documents)))
-    said = results("manifest", JobContext(manifest=Source("job.yaml", found)))
-    return {one.component for one in said if one.outcome in {WARNING, CRITICAL}}
+    said = faults("manifest", JobContext(manifest=Source("job.yaml", found)))
+    return {one.component for one in said}
 
 
 def manifests() -> Iterator[str]:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
-from dshealthd.doctor.job.context import JobContext
 from dshealthd.doctor.job.facts import fields
 from dshealthd.doctor.job.rules import JobRule, broken
 from dshealthd.doctor.job.rules_of_kubernetes import OF_OBJECTS
 from dshealthd.doctor.job.rules_of_programs import OF_PROGRAMS, OF_SETTINGS
-from dshealthd.doctor.job.sources import slurm_script
 from dshealthd.doctor.job.sources.fields import ManifestFields
-from dshealthd.doctor.job.sources.source import Source
-from tests.doctor.job.asking import results
+from tests.doctor.job.asking import job_of_script, results, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -209,9 +205,8 @@ PROGRAMS: Sequence[tuple[str, str]] = (
 )
 def test_options_that_a_variable_may_hold(words: str, *, is_told: bool) -> None:
     """An option is not missing where a variable, which is no value, may hold it."""
-    parsed = slurm_script.parse(f"#!/bin/bash\n{_MEGATRON} {words}\n", {})
-    said = " ".join(one.text for one in results("launcher", JobContext(script=Source("a", parsed))))
-    assert ("--save takes --save-interval" in said) == is_told
+    job = job_of_script({"job": f"#!/bin/bash\n{_MEGATRON} {words}\n"})
+    assert ("--save takes --save-interval" in texts(results("launcher", job))) == is_told
 
 
 @pytest.mark.parametrize(
@@ -224,8 +219,6 @@ def test_programs(rule: JobRule, wrong: str, right: str) -> None:
     start = rule.text.partition("{")[0][:30] or rule.text.partition("}")[2][:20]
     for name, text in (("wrong", wrong), ("right", right)):
         script, _, program = text.partition("\n# ")
-        files = defaultdict(str, {"train.py": program})
-        parsed = slurm_script.parse(f"#!/bin/bash\n{script}\n", {}, files.__getitem__)
-        given = JobContext(script=Source("job", parsed))
-        said = " ".join(one.text for one in results("launcher", given))
+        job = job_of_script({"job": f"#!/bin/bash\n{script}\n", "train.py": program})
+        said = texts(results("launcher", job))
         assert (start in said) == (name == "wrong"), (name, said)
