@@ -131,7 +131,9 @@ def test_filters_as_deepspeed_applies_them(oracle: dict[str, Any]) -> None:
             variables={},
             gpus=None,
         )
-        assert dict(found.hosts) == ({} if isinstance(theirs, str) else theirs), options
+        slots = {} if isinstance(theirs, str) else theirs
+        assert dict(found.hosts) == slots, options
+        assert found.ranks_per_node == max(slots.values(), default=None), options
 
 
 @pytest.mark.parametrize(

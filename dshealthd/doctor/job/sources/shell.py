@@ -41,7 +41,8 @@ _GROUP = re.compile(r"(?:\)|(?<=[\s;])\})(?:[^\n;&|]|(?<=>)&)*(?<!>)&(?![&>])")
 _EXPORTS = re.compile(r"\s-\w*x")
 """An option with which a declaration exports."""
 _SETS_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=([^${}'\"\\]*)\}")
-_POSITIONAL = frozenset({*map(str, range(1, 10)), "#", "@[@]"})
+_DIGITS = "123456789"
+_POSITIONAL = frozenset({*_DIGITS, "#", "@[@]"})
 """Variables that stand for the arguments of a script or function."""
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\[\w+\])?)(\+?)=(.*)", re.DOTALL)
 _TO_END = re.compile("-[a-z]*d")
@@ -283,8 +284,8 @@ class Shell:
         for key in _POSITIONAL:
             self.variables.pop(key, None)
         if not any(one.startswith(("$@", "$*", "${@", "${*")) for one in arguments):
-            self.variables |= {str(at): one for at, one in enumerate(arguments[:9], 1)}
-            self.variables |= dict.fromkeys(map(str, range(len(arguments) + 1, 10)), "")
+            self.variables |= dict.fromkeys(_DIGITS, "")
+            self.variables |= dict(zip(_DIGITS, arguments, strict=False))
             self.variables |= {"@[@]": expansion.BETWEEN.join(arguments), "#": str(len(arguments))}
 
     def _run(self, words: list[str], *, is_conditional: bool) -> ShellCommand | None:
