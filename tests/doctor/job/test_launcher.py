@@ -567,6 +567,8 @@ WRONG = (
     ("JOB_ID'", "JOB_ID_HET_GROUP'", "reads SLURM_JOB_ID_HET_GROUP, which is never set"),
     ("srun", "srun --het-group=0 --nodes=4", "srun asks for 4 nodes, but the job has 2"),
     ("JOB_ID'", "JOBS_ID'", "reads SLURM_JOBS_ID, which is never set: ${SLURM_JOB_ID} is meant"),
+    ("JOB_ID'", "START_TIME'", "reads SLURM_START_TIME, which is never set: ${SLURM_JOB_START"),
+    ("JOB_ID'", "JOB_ID $RUN_'", "reads RUN_, which is never set: ${RUN} is meant"),
     ("'python", "'RANK=$SLURM_LOCALID python", "RANK $SLURM_LOCALID is another number: SLURM_L"),
     ("'python", "'LOCAL_RANK=$SLURM_PROCID python", "LOCAL_RANK $SLURM_PROCID is another numb"),
     *(
@@ -702,6 +704,8 @@ RIGHT = (
     ("srun", "N=2\ncat > n.yaml <<'E'\nlr: ${N}\nE\nsrun python x.py --config n.yaml\nsrun"),
     ("srun", "perl <<'E'\nprint $x_ + $SLURM_NODE_ID;\nE\nsrun"),
     ("srun", "srun --overlap nvidia-smi dmon &\nsrun"),
+    ("srun", "export SLURM_OVERLAP=1\nsrun nvidia-smi dmon &\nsrun"),
+    ("srun", "srun --gpus-per-node=4 nvidia-smi dmon &\nsrun"),
     ("srun", "srun --gres=gpu:0 -c 1 nvidia-smi dmon &\nsrun"),
     ("srun", "srun python copy.py &\nwait\nsrun"),
     ("& wait", "& while sleep 9; do date; done"),

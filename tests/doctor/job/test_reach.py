@@ -28,6 +28,7 @@ def said(text: str) -> str:
 CASES = (
     (f"{_SET}{_MPI} python t.py", f"{_SET}{_MPI} -x MASTER_ADDR -x NCCL_DEBUG python t.py",
      "MASTER_ADDR, NCCL_DEBUG, but mpirun does not pass them on"),
+    (f"{_SET}{_MPI} python t.py", f"#SBATCH -N 2\n{_SET}{_MPI} python t.py", "but mpirun does not"),
     (f"{_SET}docker run --gpus all a torchrun t.py",
      f"{_SET}docker run --gpus all -e MASTER_ADDR -e NCCL_DEBUG a torchrun t.py",
      "docker run does not pass them on"),
@@ -53,7 +54,7 @@ CASES = (
      "apptainer --cleanenv does not pass them on"),
     *(
         (f"{before}MASTER_ADDR=a apptainer exec --nv --cleanenv a.sif python t.py",
-         "apptainer exec --nv --cleanenv a.sif env MASTER_ADDR=a python t.py",
+         "export MASTER_ADDR=a\napptainer exec --nv --cleanenv a.sif env MASTER_ADDR=a python t.py",
          "sets MASTER_ADDR, but apptainer --cleanenv does not pass it on")
         for before in ("", "env ")
     ),
@@ -165,6 +166,8 @@ CASES = (
             'export "$1"=2\nBATCH_SIZE=8\npython t.py --batch $BATCHSIZE',
             'eval "$(parse a.yaml)"\nBATCH_SIZE=8\npython t.py --batch $BATCHSIZE',
             "export BATCH_SIZE=$BATCHSIZE\npython t.py",
+            "SLURM_NTASK=8\npython t.py --batch $SLURM_NTASKS",
+            "HOSTNAMES=a\npython t.py --host $HOSTNAME",
         )
     ),
     ("srun bash -c 'RANK=$OMPI_COMM_WORLD_RANK python t.py'",

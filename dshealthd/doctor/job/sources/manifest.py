@@ -106,7 +106,7 @@ class PodTemplate:
     @cached_property
     def main(self) -> ManifestFields:
         """The container with most GPUs."""
-        containers = self.spec.each("containers") or [ManifestFields()]
+        containers = self.spec.each("containers")  # which every template has
         return max(containers, key=lambda one: (sum(_gpus(one)), bool(_gpus(one))))
 
     @property
