@@ -594,6 +594,8 @@ WRONG = (
             "cat > n.sh <<'E'\necho $N\nE\nsrun ./n.sh",
         )
     ),
+    ("srun", "A1=1 B2=1 C3=1 D4=1 E5=1\nsrun bash -c 'echo $D4 $B2 $E5 $A1 $C3'\nsrun",
+     "sets A1, B2, C3, D4, E5, but does not pass them on"),
     ("--export=ALL bash", "--export=NONE bash", "--export=NONE holds for srun, too"),
     ("srun", "srun nvidia-smi dmon &\nsrun", "the next srun waits until it ends"),
     ("1-0", "5", "it comes 300 s before the end of a job that has 300 s"),

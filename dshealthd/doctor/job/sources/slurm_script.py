@@ -180,7 +180,7 @@ def parse(
         # its own default, NAME=${NAME:-VALUE}, is no use of it
         and not re.search(rf"(?<!{name}=)\$\{{?{name}\b|\bunset\b[^\n]*\b{name}\b", text)
     }
-    left = {name: name in reader.exported for name in read_there - given if name in reader.assigned}
+    left = {name: name in reader.exported for name in sorted(read_there & reader.assigned - given)}
     outer = launch.command.find("srun") if launch.command else None
     step = outer.options if outer else {}
     at = natural(step.get("het-group", step.get("pack-group", "0")))  # None for several
