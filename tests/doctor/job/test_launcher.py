@@ -430,7 +430,6 @@ SCRIPTS = (
         for of, outcome, words in (
             ("--het-group=0", CRITICAL, "srun asks for 2 nodes, but the job has 1"),
             ("--het-group=1", OK, ""),
-            ("--pack-group=1", OK, ""),
             ("--het-group=2", OK, ""),
             ("--het-group=0,1", OK, ""),
         )

@@ -137,6 +137,8 @@ FAULTS = (
     ("valueFrom: {}", 'value: "29500"', OK, "2 pods"),
     ("[bash, -c]", "[nice, -n, 7, bash, -c]", CRITICAL, "with 7, which is no string"),
     ("=c10d", "=c10d --rdzv-id=$SLURM_JOB_ID", CRITICAL, "which only Slurm sets"),
+    ('{limits: {nvidia.com/gpu: "8"}}', '{limits: &gpus {nvidia.com/gpu: "8"}, requests: *gpus}',
+     OK, "2 pods"),
     ('gpu: "8"', 'gpu: "0.5"', CRITICAL, "0.5 nvidia.com/gpu in limits is no whole number"),
     ("emptyDir: {medium: Memory", "persistentVolumeClaim: {claimName: x", OK, "2 pods"),
 )  # fmt: skip

@@ -42,6 +42,8 @@ _SHORT = {name: letter for letter, name in SHORT["srun"].items()}
 _VALUED = frozenset().union(*(VALUED[one] for one in ("torchrun", "deepspeed", "accelerate")))
 PLAIN, CLOSED, ANY = r"['\"$\\]", r"['$\\]", r"(?!)"
 """What may not be in a command: anything for a shell, what another shell would lose, nothing."""
+WAITED = r"^python|--block|\$h\b"
+"""The same for the background: a Python there may be one of several, as the steps of a loop are."""
 LINES: Mapping[str, tuple[str, str]] = {
     "a function": ("run() {\n  COMMANDTAIL\n}\nrun", ANY),
     "a function with its arguments": ('run() { "$@"; }\nrun COMMANDTAIL', ANY),
@@ -72,12 +74,10 @@ ALONE: Mapping[str, tuple[str, str]] = {
     "a log by tee": ("COMMAND 2>&1 | tee train.log", ANY),
     "attempts": ("for attempt in 1 2 3; do\n  COMMAND && break\ndone", ANY),
     "exec": ("exec COMMAND", ANY),
-    "the background": ("COMMAND &\nPID=$!\nwait $PID", "^python|--block"),
-    "nohup": ("nohup COMMAND > log 2>&1 &\nwait", "^python|--block"),
+    "the background": ("COMMAND &\nPID=$!\nwait $PID", WAITED),
+    "nohup": ("nohup COMMAND > log 2>&1 &\nwait", WAITED),
 }  # fmt: skip
-"""The same for a launch that nothing follows in its line; a Python in the background may be one of
-several.
-"""
+"""The same for a launch that nothing follows in its line."""
 PREFIXES = (
     *("timeout 1h", "nice -n 5", "stdbuf -oL", "numactl --interleave=all", "env", "setsid -w"),
     *("env OMP_NUM_THREADS=8", "command", "nsys profile -o report", "ionice -c 2 -n 4"),
@@ -391,30 +391,13 @@ def in_list(documents: Documents, _draw: Draw) -> None:
         documents[:] = [{"apiVersion": "v1", "kind": "List", "items": [*documents]}]
 
 
-def anchored(documents: Documents, _draw: Draw) -> None:
-    """Write what is there twice once, behind an anchor."""
-    seen: dict[str, Any] = {}
-
-    def same(value: Any) -> Any:
-        if isinstance(value, dict):
-            value = {key: same(one) for key, one in value.items()}
-        elif isinstance(value, list):
-            value = [*map(same, value)]
-        return seen.setdefault(json.dumps(value), value) if value else value
-
-    documents[:] = map(same, documents)
-
-
 PODS: Mapping[str, Callable[[Documents, Draw], None]] = {
     **{one.__name__: on_words(one) for one in (in_shell, by_other, on_lines)},
-    **{one.__name__: one for one in (accompanied, reordered, in_list, anchored)},
+    **{one.__name__: one for one in (accompanied, reordered, in_list)},
 }
 FORMS: Mapping[str, Callable[[Documents], str]] = {
-    "block": lambda documents: yaml.safe_dump_all(documents, sort_keys=False),
-    "flow": lambda documents: yaml.safe_dump_all(documents, default_flow_style=True, width=60),
-    "sorted": lambda documents: yaml.safe_dump_all(documents, default_flow_style=None),
+    "YAML": lambda documents: yaml.safe_dump_all(documents, sort_keys=False),
     "JSON": lambda documents: "\n---\n".join(json.dumps(one, indent=1) for one in documents),
-    "quotes": lambda documents: yaml.safe_dump_all(documents, default_style='"', width=40),
 }
 
 
@@ -452,4 +435,4 @@ def test_manifests(first: str, documents: Documents, second: str, form: str, dra
     new = copy.deepcopy(documents)
     PODS[first](new, draw)
     PODS[second](new, draw)
-    assert refused(new, form) == refused(documents, "block"), FORMS[form](new)
+    assert refused(new, form) == refused(documents, "YAML"), FORMS[form](new)
