@@ -420,7 +420,7 @@ def manifests() -> Iterator[str]:
     yield from (test_schema.JOB.replace(old, new) for old, new, _ in test_schema.FIELDS)
 
 
-MANIFESTS = [list(yaml.safe_load_all(text)) for text in manifests()]
+MANIFESTS = [manifest.parse(text)["documents"] for text in manifests()]
 
 
 @pytest.mark.parametrize("first", PODS)
