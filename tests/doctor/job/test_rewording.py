@@ -43,7 +43,7 @@ _VALUED = frozenset().union(*(VALUED[one] for one in ("torchrun", "deepspeed", "
 PLAIN, CLOSED, ANY = r"['\"$\\]", r"['$\\]", r"(?!)"
 """What may not be in a command: anything for a shell, what another shell would lose, nothing."""
 WAITED = r"^python|--block|\$h\b"
-"""The same for the background: a Python there may be one of several, as the steps of a loop are."""
+"""The same for the background and loops: a Python there may be one of several, as steps may."""
 LINES: Mapping[str, tuple[str, str]] = {
     "a function": ("run() {\n  COMMANDTAIL\n}\nrun", ANY),
     "a function with its arguments": ('run() { "$@"; }\nrun COMMANDTAIL', ANY),
@@ -72,7 +72,7 @@ ALONE: Mapping[str, tuple[str, str]] = {
     "a way on": ("COMMAND && echo done", ANY),
     "a log": ("COMMAND > train.log 2>&1", ANY),
     "a log by tee": ("COMMAND 2>&1 | tee train.log", ANY),
-    "attempts": ("for attempt in 1 2 3; do\n  COMMAND && break\ndone", ANY),
+    "attempts": ("for attempt in 1 2 3; do\n  COMMAND && break\ndone", WAITED),
     "exec": ("exec COMMAND", ANY),
     "the background": ("COMMAND &\nPID=$!\nwait $PID", WAITED),
     "nohup": ("nohup COMMAND > log 2>&1 &\nwait", WAITED),
@@ -195,7 +195,7 @@ def named(command: str, draw: Draw) -> str:
 
 def numbered(command: str, draw: Draw) -> str:
     """Take a number of the launch from a variable, or compute it."""
-    found = [] if "'" in command else list(_NUMBER.finditer(command))
+    found = [] if "'" in command or "NUMBER" in command else list(_NUMBER.finditer(command))
     if not found:
         return command
     one = draw.choice(found)
