@@ -46,7 +46,7 @@ CHECKS = {
     "job-heartbeats": (SCENES, "test_snapshot_check::test_findings_of_an_agent"),
     "job-losses": (SCENES, "test_snapshot_check::test_findings_of_an_agent"),
     "job-nccl-settings": (STATE, "test_running_jobs::test_ranks_devices_and_variables"),
-    "launcher": (STATE, "job/test_launcher::test_single_node_batch_script"),
+    "launcher": (STATE, "job/test_launcher::test_torchrun_once_on_each_node"),
     "link-suspects": (SCENES, "test_snapshot_check::test_findings_of_an_agent"),
     "listeners": (STATE, "test_network_checks::test_rendezvous_ports_in_time_wait"),
     "loopback": (STATE, "test_network_checks::test_loopback_that_is_down"),

@@ -28,6 +28,7 @@ RANK = {
     "PATH": os.environ["PATH"],
 }
 """The environment of a rank of this test's job."""
+OF_JOBS = named("job-rendezvous"), named("job-devices"), named("job-nccl-settings")
 
 
 @contextlib.contextmanager
@@ -63,11 +64,7 @@ def test_ranks_devices_and_variables(make_machine: Callable[..., Machine]) -> No
         context = look(*sources, host=host)
         found = {
             check.name: (check.slug, [one.outcome.value for one in of_the_job(check, context)])
-            for check in (
-                named("job-rendezvous"),
-                named("job-devices"),
-                named("job-nccl-settings"),
-            )
+            for check in OF_JOBS
         }
     assert found == {
         "job-rendezvous": ("ranks-stuck-at-init", ["warning"]),
@@ -82,11 +79,7 @@ def test_ranks_devices_and_variables(make_machine: Callable[..., Machine]) -> No
         assert [
             point for point in context.series("job_ranks") if JOB in point.labels["training_job"]
         ]
-        for check in (
-            named("job-rendezvous"),
-            named("job-devices"),
-            named("job-nccl-settings"),
-        ):
+        for check in OF_JOBS:
             assert of_the_job(check, context) == []
 
 

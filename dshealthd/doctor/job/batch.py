@@ -73,7 +73,7 @@ def _of_trainer(context: JobContext, name: str, document: dict[str, Any]) -> Ite
         value, text = of.stated(path), said.get(argument)
         differs = False
         if isinstance(value, bool) and "$" not in (text or "") and "pure_bf16" not in said:
-            differs = value == ((text or "false" * (text is None)).lower() in _FALSE)
+            differs = value == (("false" if text is None else text).lower() in _FALSE)
         elif isinstance(value, int | float) and text is not None:
             with contextlib.suppress(ValueError, ArithmeticError):  # only its shell knows
                 differs = float(text) != value

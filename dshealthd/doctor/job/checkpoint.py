@@ -21,6 +21,7 @@ ENGINE = "deepspeed/runtime/engine.py"
 MAX_NAMED = 8
 PARTITIONED = 3
 """The ZeRO stage that saves partitioned parameters; 1 and 2 can load each other's files."""
+_STAGES = {3: "3", 1: "1 or 2", 0: "0"}
 
 
 def _checkpoint(context: JobContext, source: Source[Checkpoint]) -> Iterator[Result]:
@@ -38,12 +39,6 @@ def _checkpoint(context: JobContext, source: Source[Checkpoint]) -> Iterator[Res
 
 def _path(checkpoint: Checkpoint) -> str:
     return f"{checkpoint.directory}/{checkpoint.tag}"
-
-
-def _stage(checkpoint: Checkpoint) -> str:
-    return {3: "3", 1: "1 or 2", 0: "0"}.get(
-        checkpoint.stage if checkpoint.stage is not None else -1, "unknown"
-    )
 
 
 def _tag(checkpoint: Checkpoint) -> Iterator[Result]:
@@ -152,7 +147,7 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
     stage = _configured_stage(context)
     if stage is not None and (stage == PARTITIONED) != (checkpoint.stage == PARTITIONED):
         yield critical(
-            f"{path} was saved with ZeRO stage {_stage(checkpoint)}, but the configuration"
+            f"{path} was saved with ZeRO stage {_STAGES[checkpoint.stage]}, but the configuration"
             f" has stage {stage}: DeepSpeed ends with an AssertionError without a message",
             convert,
             source=f"{ENGINE}, _get_ckpt_name",

@@ -8,14 +8,16 @@ import os
 import shlex
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dshealthd.doctor.check import Result
 from dshealthd.doctor.job.arguments import parse
 from dshealthd.doctor.job.checks import CHECKS
 from dshealthd.doctor.job.context import JobContext, add_arguments, context
-from dshealthd.doctor.job.sources import deepspeed_config, inspection
+from dshealthd.doctor.job.sources import deepspeed_config, inspection, slurm_script
 from dshealthd.doctor.job.sources.source import Source
 from dshealthd.findings.finding import State
 
@@ -40,6 +42,22 @@ def asked(
     return context(parse(parser, words), environment)
 
 
+def asked_of_script(
+    directory: Path, text: str, *arguments: str, environment: Mapping[str, str] = os.environ
+) -> JobContext:
+    """Return what the checks are given for a script of bash, written to `job.sh`."""
+    file = directory / "job.sh"
+    file.write_text(f"#!/bin/bash\n{text}\n")
+    return asked(str(file), *arguments, environment=environment)
+
+
+def job_of_script(files: Mapping[str, str]) -> JobContext:
+    """Return the job of a script, the file `job` among these, without its environment."""
+    beside = defaultdict(str, {f"{at}{name}": files[name] for name in files for at in ("", "./")})
+    parsed = slurm_script.parse(files["job"], {}, beside.__getitem__)
+    return JobContext(script=Source("job", parsed))
+
+
 def results(name: str, given: JobContext) -> list[Result]:
     """Return what a check finds; its results must be more than none."""
     (check,) = (check for check in CHECKS if check.name == name)
@@ -49,6 +67,11 @@ def results(name: str, given: JobContext) -> list[Result]:
         assert result.text.isprintable()
         assert "\n" not in result.remedy
     return found
+
+
+def faults(name: str, given: JobContext) -> list[Result]:
+    """Return what a check warns of."""
+    return [one for one in results(name, given) if one.outcome in {WARNING, CRITICAL}]
 
 
 def outcomes(name: str, given: JobContext) -> list[State]:

@@ -296,8 +296,7 @@ def test_remedies_run_nothing_that_a_name_or_key_says(
         settings=None,
         warnings=(f"Config parameter {evil.replace(' ', '')} is deprecated",),
     )
-    fields = {one: getattr(job, one) for one in type(job).__dataclass_fields__}
-    job = type(job)(**{**fields, "inspected": Source("python", inspected)})
+    job = replace(job, inspected=Source("python", inspected))
     remedies = [result.remedy for check in applicable(job) for result in check.run(job)]
     assert len(list(filter(None, remedies))) > 5 or not name.isprintable()
     for remedy in filter(None, remedies):

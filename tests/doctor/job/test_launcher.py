@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -22,7 +23,9 @@ from tests.doctor.job.asking import (
     UNKNOWN,
     WARNING,
     asked,
+    asked_of_script,
     environment_after,
+    faults,
     outcomes,
     results,
     texts,
@@ -128,7 +131,9 @@ def test_filters_as_deepspeed_applies_them(oracle: dict[str, Any]) -> None:
             variables={},
             gpus=None,
         )
-        assert dict(found.hosts) == ({} if isinstance(theirs, str) else theirs), options
+        slots = {} if isinstance(theirs, str) else theirs
+        assert dict(found.hosts) == slots, options
+        assert found.ranks_per_node == max(slots.values(), default=None), options
 
 
 @pytest.mark.parametrize(
@@ -167,7 +172,7 @@ def test_ranks(command: str, ranks: int | None, nodes: int | None) -> None:
     assert (found.ranks, found.nodes) == (ranks, nodes)
 
 
-SCRIPT = """#!/bin/bash
+SCRIPT = """
 #SBATCH --job-name=train
 #SBATCH -N 4
 #SBATCH --ntasks-per-node=1 --gres=gpu:h100:8
@@ -184,9 +189,7 @@ b"
 
 def test_good_script(tmp_path: Path) -> None:
     """A script as Slurm's users write it is understood and has nothing wrong."""
-    file = tmp_path / "job.sh"
-    file.write_text(SCRIPT)
-    job = asked(str(file), "--gpus-per-node", "8")
+    job = asked_of_script(tmp_path, SCRIPT, "--gpus-per-node", "8")
     assert (job.layout.ranks, job.layout.nodes, job.layout.ranks_per_node) == (32, 4, 8)
     assert job.variables["NCCL_DEBUG"] == "INFO"
     assert job.rendezvous.port == 29500
@@ -317,6 +320,10 @@ _BY_SSH = (
     " --master_addr=${{HOSTS[0]}} x.py\nEOF\ndone"
 )
 _NONE = "#SBATCH -n 2 --export=NONE\nexport MASTER_ADDR=a\nsrun python x.py"
+_COMPONENTS = (
+    "#SBATCH --nodes=1 --ntasks=1\n#SBATCH hetjob\n#SBATCH --nodes=2\n"
+    "HOST=$(scontrol show hostnames $SLURM_JOB_NODELIST_HET_GROUP_1 | head -n 1)\n"
+)
 _ONE_PORT = "launches at once on one node share the port 29500"
 _NO_DRIVER, _BRIDGE = "without --nv has no driver", "without --network has a bridge of its own"
 _OF_JOB = "localhost has no slot 2: the job gives it 2"
@@ -417,6 +424,16 @@ SCRIPTS = (
     ),
     # without #SBATCH, nothing is known of the job that it runs in
     (f"srun -N2 {ELASTIC.replace('=2', '=$SLURM_NNODES')} x.py", OK, ""),
+    # a step has the nodes of its component of a heterogeneous job, if that is known
+    *(
+        (f"{_COMPONENTS}srun {of} -N 2 {ELASTIC.replace('n1', '$HOST')} x.py", outcome, words)
+        for of, outcome, words in (
+            ("--het-group=0", CRITICAL, "srun asks for 2 nodes, but the job has 1"),
+            ("--het-group=1", OK, ""),
+            ("--het-group=2", OK, ""),
+            ("--het-group=0,1", OK, ""),
+        )
+    ),
     # what the shell of the script computes is one value for all nodes
     *(
         (f"{head}\nPORT={port}\nsrun -N2 {ELASTIC.replace('29500', '$PORT')} x.py", OK, "")
@@ -433,11 +450,7 @@ SCRIPTS = (
 @pytest.mark.parametrize(("text", "outcome", "words"), SCRIPTS)
 def test_scripts(tmp_path: Path, text: str, outcome: State, words: str) -> None:
     """A script that cannot do what it says has one result, and none in another form."""
-    file = tmp_path / "job.sh"
-    file.write_text(f"#!/bin/bash\n{text}\n")
-    found = [
-        one for one in results("launcher", asked(str(file))) if one.outcome in {WARNING, CRITICAL}
-    ]
+    found = faults("launcher", asked_of_script(tmp_path, text))
     assert [one.outcome for one in found] == [outcome] * bool(words), found
     assert words in texts(found)
 
@@ -454,13 +467,12 @@ def test_scripts(tmp_path: Path, text: str, outcome: State, words: str) -> None:
 )
 def test_torchrun_once_on_each_node(tmp_path: Path, head: str, words: str) -> None:
     """Torchrun starts once on each node, however tasks are requested; the remedy does it."""
-    file, step = tmp_path / "job.sh", "torchrun" if "missing" in words else "srun torchrun"
-    text = f"#!/bin/sh\n#SBATCH {head}\n{step} --nnodes=2 --rdzv-backend=c10d x.py\n"
-    file.write_text(text)
-    (found,) = results("launcher", asked(str(file)))
+    step = "torchrun" if "missing" in words else "srun torchrun"
+    text = f"#SBATCH {head}\n{step} --nnodes=2 --rdzv-backend=c10d x.py"
+    (found,) = results("launcher", asked_of_script(tmp_path, text))
     assert words in found.text
-    file.write_text(text.replace(step, found.remedy.removesuffix(" ...")))
-    assert outcomes("launcher", asked(str(file))) == [OK]
+    mended = text.replace(step, found.remedy.removesuffix(" ..."))
+    assert outcomes("launcher", asked_of_script(tmp_path, mended)) == [OK]
 
 
 @pytest.mark.parametrize(
@@ -489,18 +501,14 @@ def test_script_of_another_language(tmp_path: Path, first: str, program: str) ->
 
 def test_step_of_each_node_in_a_loop(tmp_path: Path) -> None:
     """Steps that a loop starts one after the other are each one node of those that it waits for."""
-    job = tmp_path / "job.sh"
-    job.write_text(f"#!/bin/bash\n{_LOOP.format(_STEP)}\n")
-    found = [one.text for one in results("launcher", asked(str(job))) if one.outcome is CRITICAL]
+    found = faults("launcher", asked_of_script(tmp_path, _LOOP.format(_STEP)))
     says = ["the loop waits for each node's torchrun", "waits for 4 nodes, but Slurm gives"]
-    assert [words in text for words, text in zip(says, found, strict=True)] == [True, True]
+    assert [words in one.text for words, one in zip(says, found, strict=True)] == [True, True]
 
 
 def test_hosts_of_a_loop_over_ssh(tmp_path: Path) -> None:
     """What ssh starts on the hosts of an array has its nodes and its first host."""
-    job = tmp_path / "launch.sh"
-    job.write_text(f"#!/bin/bash\n{_BY_SSH.format(hosts='n1 n2', options='')}\n")
-    made = asked(str(job))
+    made = asked_of_script(tmp_path, _BY_SSH.format(hosts="n1 n2", options=""))
     assert (made.rendezvous.address, made.layout.nodes) == ("n1", 2)
 
 
@@ -558,6 +566,8 @@ WRONG = (
     ("JOB_ID'", "JOB_ID_HET_GROUP'", "reads SLURM_JOB_ID_HET_GROUP, which is never set"),
     ("srun", "srun --het-group=0 --nodes=4", "srun asks for 4 nodes, but the job has 2"),
     ("JOB_ID'", "JOBS_ID'", "reads SLURM_JOBS_ID, which is never set: ${SLURM_JOB_ID} is meant"),
+    ("JOB_ID'", "START_TIME'", "reads SLURM_START_TIME, which is never set: ${SLURM_JOB_START"),
+    ("JOB_ID'", "JOB_ID $RUN_'", "reads RUN_, which is never set: ${RUN} is meant"),
     ("'python", "'RANK=$SLURM_LOCALID python", "RANK $SLURM_LOCALID is another number: SLURM_L"),
     ("'python", "'LOCAL_RANK=$SLURM_PROCID python", "LOCAL_RANK $SLURM_PROCID is another numb"),
     *(
@@ -583,6 +593,8 @@ WRONG = (
             "cat > n.sh <<'E'\necho $N\nE\nsrun ./n.sh",
         )
     ),
+    ("srun", "A1=1 B2=1 C3=1 D4=1 E5=1\nsrun bash -c 'echo $D4 $B2 $E5 $A1 $C3'\nsrun",
+     "sets A1, B2, C3, D4, E5, but does not pass them on"),
     ("--export=ALL bash", "--export=NONE bash", "--export=NONE holds for srun, too"),
     ("srun", "srun nvidia-smi dmon &\nsrun", "the next srun waits until it ends"),
     ("1-0", "5", "it comes 300 s before the end of a job that has 300 s"),
@@ -613,87 +625,49 @@ WRONG = (
 def test_quantities_that_disagree(tmp_path: Path, right: str, wrong: str, words: str) -> None:
     """Each quantity of a script that another source contradicts has one result, and no other."""
     file = tmp_path / "job.sh"
-    file.write_text(WHOLE)
-    assert [one.text for one in results("launcher", asked(str(file)))] == [
-        f"{file}: only the shell that runs it knows MASTER_ADDR: not checked here"
-    ]
     assert right in WHOLE
     file.write_text(WHOLE.replace(right, wrong))
-    texts = [
-        one.text
-        for one in results("launcher", asked(str(file)))
-        if one.outcome in {WARNING, CRITICAL}
-    ]
-    assert [words in text for text in texts] == [True], texts
+    found = faults("launcher", asked(str(file)))
+    assert [words in one.text for one in found] == [True], texts(found)
+
+
+_NEW_PORT = "export MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000))  # in the script"
+_FIRST_HOST = "scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1  # in the script"
 
 
 @pytest.mark.parametrize(
     ("launch", "words", "remedy"),
     [
-        (
-            "srun deepspeed -H a x.py",
-            "on each of 2 nodes",
-            "deepspeed --hostfile=FILE ...  # no srun",
-        ),
-        (
-            "srun --ntasks-per-node=2 deepspeed --no_ssh --node_rank=0 x.py",
-            "2 times on each node",
-            "srun --ntasks-per-node=1 deepspeed ...",
-        ),
-        (
-            "srun --ntasks-per-node=2 python x.py --num_nodes 4",
-            "python waits for 4 nodes",
-            "srun python SCRIPT --num_nodes=2 ...",
-        ),
-        (
-            f"srun {ELASTIC.replace('=2', '=4')} x.py",
-            "torchrun waits for 4 nodes",
-            "torchrun --nnodes=2 ...",
-        ),
+        ("srun deepspeed -H a x.py", "on each of 2 nodes",
+         "deepspeed --hostfile=FILE ...  # no srun"),
+        ("srun --ntasks-per-node=2 deepspeed --no_ssh --node_rank=0 x.py", "2 times on each node",
+         "srun --ntasks-per-node=1 deepspeed ..."),
+        ("srun --ntasks-per-node=2 python x.py --num_nodes 4", "python waits for 4 nodes",
+         "srun python SCRIPT --num_nodes=2 ..."),
+        (f"srun {ELASTIC.replace('=2', '=4')} x.py", "torchrun waits for 4 nodes",
+         "torchrun --nnodes=2 ..."),
         ("deepspeed x.py", "deepspeed", "deepspeed --hostfile=FILE ..."),
         ("deepspeed --num_gpus=8 x.py", "deepspeed", "deepspeed --hostfile=FILE ..."),
+        # what each node's shell makes anew: a port, or a host
+        (f"srun bash -c '{ELASTIC.replace('29500', '$(shuf -i 20000-30000 -n 1)')} x.py'",
+         "n1:${RANDOM} is another on each node", _NEW_PORT),
+        (f"srun bash -c '{ELASTIC.replace('n1', '$(hostname)')} x.py'",
+         "${HOSTNAME}:29500 is another on each node", _FIRST_HOST),
     ],
-)
-def test_remedy_for_a_launcher(tmp_path: Path, launch: str, words: str, remedy: str) -> None:
-    """What the launcher does wrong has a remedy of this launcher."""
-    file = tmp_path / "job.sh"
-    file.write_text(f"#!/bin/bash\n#SBATCH -N 2 --gpus-per-node=8\n{launch}\n")
-    said = [one for one in results("launcher", asked(str(file))) if words in one.text]
+)  # fmt: skip
+def test_remedies(tmp_path: Path, launch: str, words: str, remedy: str) -> None:
+    """What a launcher does wrong has a remedy of this launcher, for what it is."""
+    job = asked_of_script(tmp_path, f"#SBATCH -N 2 --gpus-per-node=8\n{launch}")
+    said = [one for one in results("launcher", job) if words in one.text]
     assert [one.remedy for one in said] == [remedy]
 
 
-@pytest.mark.parametrize(
-    ("port", "address", "remedy"),
-    [
-        (
-            "$(shuf -i 20000-30000 -n 1)",
-            "n1",
-            "export MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000))",
-        ),
-        ("29500", "$(hostname)", "scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1"),
-    ],
-)
-def test_remedy_of_what_differs(tmp_path: Path, port: str, address: str, remedy: str) -> None:
-    """What each node's shell makes anew has a remedy for what it is: a port, or a host."""
-    file = tmp_path / "job.sh"
-    file.write_text(
-        "#!/bin/bash\n#SBATCH -N 2\nsrun bash -c 'torchrun --nnodes=2 --rdzv-backend=c10d"
-        f" --rdzv-endpoint={address}:{port} x.py'\n"
-    )
-    (found,) = [one for one in results("launcher", asked(str(file))) if one.outcome is CRITICAL]
-    assert found.remedy == f"{remedy}  # in the script"
-
-
-@pytest.mark.parametrize(("limit", "seconds"), [("6", 360), ("05:01", 301), ("0-1", 3600)])
-def test_signal_in_time(tmp_path: Path, limit: str, seconds: int) -> None:
-    """A signal that comes while the job runs is right, in each form of the limit."""
-    file = tmp_path / "job.sh"
-    file.write_text(WHOLE.replace("1-0", limit))
-    assert seconds > 300
-    assert outcomes("launcher", asked(str(file))) == [UNKNOWN]
-
-
 RIGHT = (
+    ("B:USR1", "B:USR1"),
+    # a signal 300 s before the end comes while the job runs, in each form of the limit
+    ("1-0", "6"),
+    ("1-0", "05:01"),
+    ("1-0", "0-1"),
     ("B:USR1", "B:10"),
     ("USR1\n", "usr1\n"),
     ("USR1\n", "EXIT\n"),
@@ -731,6 +705,8 @@ RIGHT = (
     ("srun", "N=2\ncat > n.yaml <<'E'\nlr: ${N}\nE\nsrun python x.py --config n.yaml\nsrun"),
     ("srun", "perl <<'E'\nprint $x_ + $SLURM_NODE_ID;\nE\nsrun"),
     ("srun", "srun --overlap nvidia-smi dmon &\nsrun"),
+    ("srun", "export SLURM_OVERLAP=1\nsrun nvidia-smi dmon &\nsrun"),
+    ("srun", "srun --gpus-per-node=4 nvidia-smi dmon &\nsrun"),
     ("srun", "srun --gres=gpu:0 -c 1 nvidia-smi dmon &\nsrun"),
     ("srun", "srun python copy.py &\nwait\nsrun"),
     ("& wait", "& while sleep 9; do date; done"),
@@ -748,30 +724,6 @@ def test_script_without_faults(tmp_path: Path, right: str, wrong: str) -> None:
     assert right in text
     file.write_text(text.replace(right, wrong))
     assert {*outcomes("launcher", asked(str(file)))} <= {OK, UNKNOWN}
-
-
-@pytest.mark.parametrize(
-    ("option", "group", "words"),
-    [
-        ("het-group", "0", ["srun asks for 2 nodes, but the job has 1"]),
-        ("het-group", "1", []),
-        ("pack-group", "1", []),
-        ("het-group", "2", []),
-        ("het-group", "0,1", []),
-    ],
-)
-def test_heterogeneous_job(tmp_path: Path, option: str, group: str, words: list[str]) -> None:
-    """A step has the nodes of its component of a heterogeneous job, if that is known."""
-    file = tmp_path / "job.sh"
-    file.write_text(
-        "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=1\n#SBATCH hetjob\n#SBATCH --nodes=2\n"
-        "HOST=$(scontrol show hostnames $SLURM_JOB_NODELIST_HET_GROUP_1 | head -n 1)\n"
-        f"srun --{option}={group} -N 2 torchrun --nnodes=2 --rdzv-backend=c10d"
-        " --rdzv-endpoint=$HOST:29500 x.py\n"
-    )
-    found = results("launcher", asked(str(file)))
-    texts = [one.text for one in found if one.outcome in {WARNING, CRITICAL}]
-    assert [word in text for word, text in zip(words, texts, strict=True)] == [True] * len(words)
 
 
 ACCELERATE_FILE = """
@@ -809,19 +761,6 @@ def test_configuration_of_accelerate(
     (found,) = results(check, asked(str(file), "--gpus-per-node", "8"))
     assert found.outcome in {WARNING, CRITICAL}
     assert words in found.text
-
-
-def test_single_node_batch_script(tmp_path: Path) -> None:
-    """Torchrun without srun in a job of several nodes starts on one; the remedy mends that."""
-    file = tmp_path / "job.sh"
-    text = (
-        "#!/bin/sh\n#SBATCH -N 2\ntorchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d x.py"
-    )
-    file.write_text(text)
-    (found,) = results("launcher", asked(str(file)))
-    assert "srun is missing" in found.text
-    file.write_text(text.replace("torchrun", found.remedy.removesuffix(" ...")))
-    assert outcomes("launcher", asked(str(file))) == [OK]
 
 
 def test_files_that_a_script_runs(tmp_path: Path) -> None:
@@ -870,10 +809,9 @@ def test_ranks_of_the_environment() -> None:
 
 def test_default_that_the_shell_overrides(tmp_path: Path) -> None:
     """Sbatch passes this shell's variables on: a default counts where there is none."""
-    file = tmp_path / "job.sh"
-    file.write_text("#!/bin/sh\nsrun -N2 torchrun --nnodes=2 --nproc-per-node=${P:-8} x.py\n")
+    text = "srun -N2 torchrun --nnodes=2 --nproc-per-node=${P:-8} x.py"
     for environment, ranks in (({}, 16), ({"P": "4"}, 8), ({"P": "a secret"}, None)):
-        assert asked(str(file), environment=environment).layout.ranks == ranks
+        assert asked_of_script(tmp_path, text, environment=environment).layout.ranks == ranks
 
 
 @pytest.mark.parametrize(("ranks", "outcome"), [(16, OK), (32, CRITICAL)])
@@ -895,11 +833,6 @@ def test_options_of_accelerate_that_exclude_each_other(tmp_path: Path) -> None:
     text = "num_processes: 8\ndeepspeed_config: {deepspeed_config_file: x.json}\n"
     file.write_text(text)
     assert outcomes("launcher", asked(str(file))) == [OK]
-    for half, outcome in (("fp16", CRITICAL), ("bf16", UNKNOWN)):
-        (tmp_path / "x.json").write_text('{"bf16": {"enabled": true}}')
-        file.write_text(f"{text}mixed_precision: {half}\n")
-        job = asked(str(file), "--deepspeed-config", str(tmp_path / "x.json"))
-        assert outcomes("config-conflicts", job)[0] is outcome
     file.write_text(text.replace("json}", "json, zero_stage: 2}"))
     (found,) = results("launcher", asked(str(file)))
     words = "deepspeed_config_file and zero_stage exclude each other: accelerate refuses them"
@@ -921,40 +854,34 @@ def test_kind_that_accelerate_starts(
     tmp_path: Path, settings: str, options: str, words: str
 ) -> None:
     """What a configuration states is in effect only for the kind of training that starts."""
-    file, job = tmp_path / "a.yaml", tmp_path / "job.sh"
-    file.write_text(
-        f"distributed_type: {settings}\nnum_processes: 8\nnum_machines: 1\n"
-        "fsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n"
+    own = "" if "zero" in options else "fsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n"
+    (tmp_path / "a.yaml").write_text(
+        f"distributed_type: {settings}\nnum_processes: 8\nnum_machines: 1\n{own}"
     )
-    if "zero" in options:
-        file.write_text(f"distributed_type: {settings}\nnum_processes: 8\nnum_machines: 1\n")
-    job.write_text(f"#!/bin/sh\naccelerate launch --config_file a.yaml {options} x.py\n")
-    found = [one for one in results("launcher", asked(str(job))) if one.outcome is WARNING]
+    job = asked_of_script(tmp_path, f"accelerate launch --config_file a.yaml {options} x.py")
+    found = faults("launcher", job)
     assert [words in one.text for one in found] == [True] * bool(words), found
 
 
 def test_configuration_that_accelerate_names(tmp_path: Path) -> None:
     """A half precision that Accelerate is told is that of the configuration of DeepSpeed's."""
-    (tmp_path / "z.json").write_text('{"fp16": {"enabled": true}}')
-    file, job = tmp_path / "a.yaml", tmp_path / "job.sh"
-    job.write_text("#!/bin/sh\naccelerate launch --config_file a.yaml x.py\n")
-    for half, outcome in (("bf16", CRITICAL), ("fp16", UNKNOWN)):
-        file.write_text(
-            f"distributed_type: DEEPSPEED\nmixed_precision: {half}\n"
+    for said, half in itertools.product(("bf16", "fp16"), repeat=2):
+        (tmp_path / "z.json").write_text(f'{{"{half}": {{"enabled": true}}}}')
+        (tmp_path / "a.yaml").write_text(
+            f"distributed_type: DEEPSPEED\nmixed_precision: {said}\n"
             "deepspeed_config: {deepspeed_config_file: z.json}\n"
         )
-        assert outcomes("config-conflicts", asked(str(job)))[0] is outcome
+        job = asked_of_script(tmp_path, "accelerate launch --config_file a.yaml x.py")
+        outcome = UNKNOWN if said == half else CRITICAL
+        assert outcomes("config-conflicts", job)[0] is outcome
 
 
 @pytest.mark.parametrize(("address", "outcome"), [("localhost", CRITICAL), ("n1", UNKNOWN)])
 def test_variable_of_tasks_in_the_batch_shell(tmp_path: Path, address: str, outcome: State) -> None:
     """Srun sets some variables for its tasks alone: the shell of the script uses its default."""
-    job = tmp_path / "job.sh"
-    job.write_text(
-        "#!/bin/sh\n#SBATCH -N 2\nsrun torchrun --nnodes=2 --rdzv-backend=c10d"
-        f" --rdzv-endpoint=${{SLURM_LAUNCH_NODE_IPADDR:-{address}}}:29501 x.py\n"
-    )
-    assert outcomes("master-address", asked(str(job))) == [outcome]
+    launch = ELASTIC.replace("n1", f"${{SLURM_LAUNCH_NODE_IPADDR:-{address}}}")
+    job = asked_of_script(tmp_path, f"#SBATCH -N 2\nsrun {launch} x.py")
+    assert outcomes("master-address", job) == [outcome]
 
 
 def test_no_script() -> None:
@@ -982,18 +909,17 @@ def test_no_script() -> None:
 )  # fmt: skip
 def test_gpus_of_the_script(tmp_path: Path, head: str, gpus: int | None) -> None:
     """Without NVML, as on a login node, GPUs are those that the script requests of Slurm."""
-    file = tmp_path / "job.sh"
     for ranks in (1, 9):
-        file.write_text(f"#!/bin/sh\n#SBATCH {head}\nsrun torchrun --nproc-per-node={ranks} x\n")
-        job = asked(str(file))
+        text = f"#SBATCH {head}\nsrun torchrun --nproc-per-node={ranks} x"
+        job = asked_of_script(tmp_path, text)
         assert job.gpus_per_node == gpus
         (found,) = results("ranks-and-gpus", job)
         expected = UNKNOWN if gpus is None else WARNING if ranks == 1 else CRITICAL
         assert found.outcome is expected, found
         if expected is CRITICAL:
             assert (found.remedy, found.limit) == ("sbatch --gpus-per-node=9 ...", str(gpus))
-    file.write_text(f"#!/bin/sh\n#SBATCH {head}\ntorchrun --nproc-per-node=$SLURM_GPUS_ON_NODE x\n")
-    assert asked(str(file)).layout.ranks_per_node == gpus
+    text = f"#SBATCH {head}\ntorchrun --nproc-per-node=$SLURM_GPUS_ON_NODE x"
+    assert asked_of_script(tmp_path, text).layout.ranks_per_node == gpus
 
 
 @pytest.mark.parametrize(
@@ -1052,9 +978,8 @@ def test_ranks_and_gpus(
 )
 def test_launches_at_once(tmp_path: Path, text: str, count: int | None) -> None:
     """Launches that run at once on a node share its GPUs; those after each other do not."""
-    file = tmp_path / "job.sh"
-    file.write_text(f"#!/bin/bash\n#SBATCH -N 1 --ntasks=1 --gres=gpu:8\n{text}\n")
-    (found,) = results("ranks-and-gpus", asked(str(file)))
+    job = asked_of_script(tmp_path, f"#SBATCH -N 1 --ntasks=1 --gres=gpu:8\n{text}")
+    (found,) = results("ranks-and-gpus", job)
     if count in {None, 8}:
         assert found.outcome is OK
     else:
@@ -1063,9 +988,8 @@ def test_launches_at_once(tmp_path: Path, text: str, count: int | None) -> None:
 
 def test_files_beside_a_script(tmp_path: Path) -> None:
     """A script names files beside it by its own folder, and may write others itself."""
-    file = tmp_path / "launch.sh"
     (tmp_path / "hosts").write_text("n1 slot=8\n")
     for folder in ('$(dirname "$0")', '"$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'):
-        file.write_text(f"#!/bin/bash\nD={folder}\ndeepspeed --hostfile $D/hosts x.py\n")
-        (found,) = results("hostfile", asked(str(file)))
+        job = asked_of_script(tmp_path, f"D={folder}\ndeepspeed --hostfile $D/hosts x.py")
+        (found,) = results("hostfile", job)
         assert (found.outcome, "slot=8" in found.text) == (CRITICAL, True)

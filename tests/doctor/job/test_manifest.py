@@ -10,7 +10,15 @@ import yaml
 
 from dshealthd.doctor.job.context import JobContext
 from dshealthd.findings.finding import State
-from tests.doctor.job.asking import CRITICAL, OK, UNKNOWN, WARNING, asked, results
+from tests.doctor.job.asking import (
+    CRITICAL,
+    OK,
+    UNKNOWN,
+    WARNING,
+    asked,
+    outcomes,
+    results,
+)
 
 POD = """
 spec:
@@ -129,6 +137,8 @@ FAULTS = (
     ("valueFrom: {}", 'value: "29500"', OK, "2 pods"),
     ("[bash, -c]", "[nice, -n, 7, bash, -c]", CRITICAL, "with 7, which is no string"),
     ("=c10d", "=c10d --rdzv-id=$SLURM_JOB_ID", CRITICAL, "which only Slurm sets"),
+    ('{limits: {nvidia.com/gpu: "8"}}', '{limits: &gpus {nvidia.com/gpu: "8"}, requests: *gpus}',
+     OK, "2 pods"),
     ('gpu: "8"', 'gpu: "0.5"', CRITICAL, "0.5 nvidia.com/gpu in limits is no whole number"),
     ("emptyDir: {medium: Memory", "persistentVolumeClaim: {claimName: x", OK, "2 pods"),
 )  # fmt: skip
@@ -138,7 +148,7 @@ FAULTS = (
 def test_faults(tmp_path: Path, old: str, new: str, outcome: State, words: str) -> None:
     """A manifest with one mistake has one result that names it, and none once it is mended."""
     assert old in POD
-    assert [one.outcome for one in results("manifest", manifest(tmp_path, jobset(POD)))] == [OK]
+    assert outcomes("manifest", manifest(tmp_path, jobset(POD))) == [OK]
     (found,) = results("manifest", manifest(tmp_path, jobset(POD.replace(old, new))))
     assert (found.outcome, words in found.text) == (outcome, True), found
     assert outcome is OK or "JobSet llm" in found.text
@@ -216,47 +226,29 @@ LIMITED = POD.replace('gpu: "8"', 'gpu: "8", memory: 8Gi').replace(
 )
 
 
+_NAMESPACE = "kind: Namespace\nmetadata: {name: m, "
+_IN_NAMESPACE = f"}}\n---{jobset(POD)}".replace("name: llm}", "name: llm, namespace: m}")
+_INDEXED = POD.replace("$(MASTER_ADDR):1", "$A --node-rank=$JOB_COMPLETION_INDEX").replace(
+    "spec:", "spec:\n  restartPolicy: Never"
+)
+_PROBED = POD.replace("    resources", "    readinessProbe: {x: y}\n    resources")
+_RELEASED = pytorchjob(POD.replace("image: train", "image: a/train:2.1"))
 PODS = (
     (jobset(POD).replace("  replicated", "  network: {enableDNSHostnames: false}\n  replicated"),
      "false", "true", "pods of this JobSet have no subdomain"),
     (jobset(LIMITED), "sizeLimit: 9Gi", "sizeLimit: 8Gi", "which count as memory of the"),
-    (
-        pytorchjob(POD.replace("image: train", "image: a/train:2.1")).replace(
-            ":2.1", ":v2.0-gpu", 1
-        ),
-        ":v2.0-gpu",
-        ":2.1-gpu",
-        "different versions of a/train: 2.0 of Master, 2.1 of Worker",
-    ),
-    (
-        JOB.replace("spec:", "spec:\n  completionMode: NonIndexed", 1)
-        + inside(POD.replace("$(MASTER_ADDR):1", "$A --node-rank=$JOB_COMPLETION_INDEX"), 4)
-        .replace("spec:", "spec:\n      restartPolicy: Never"),
-        "NonIndexed",
-        "Indexed",
-        "it uses JOB_COMPLETION_INDEX, which only completionMode: Indexed sets",
-    ),
-    (
-        "kind: Namespace\nmetadata: {name: m, labels: {istio-injection: enabled}}\n---"
-        + jobset(POD).replace("name: llm}", "name: llm, namespace: m}"),
-        "enabled",
-        "disabled",
-        "Istio puts its sidecar into it",
-    ),
-    (
-        "kind: Namespace\nmetadata: {name: m, annotations: {linkerd.io/inject: enabled}}\n---"
-        + jobset(POD).replace("name: llm}", "name: llm, namespace: m}"),
-        "name: m, a",
-        "name: other, a",
-        "Linkerd puts its sidecar into it",
-    ),
-    (
-        f"{SERVICE}spec: {{clusterIP: None, publishNotReadyAddresses: false}}\n---"
-        + jobset(POD.replace("    resources", "    readinessProbe: {x: y}\n    resources")),
-        "publishNotReadyAddresses: false",
-        "publishNotReadyAddresses: true",
-        "does not resolve until its pod is ready (readinessProbe)",
-    ),
+    (_RELEASED.replace(":2.1", ":v2.0-gpu", 1), ":v2.0-gpu", ":2.1-gpu",
+     "different versions of a/train: 2.0 of Master, 2.1 of Worker"),
+    (JOB.replace("spec:", "spec:\n  completionMode: NonIndexed", 1) + inside(_INDEXED, 4),
+     "NonIndexed", "Indexed",
+     "it uses JOB_COMPLETION_INDEX, which only completionMode: Indexed sets"),
+    (f"{_NAMESPACE}labels: {{istio-injection: enabled}}{_IN_NAMESPACE}", "enabled", "disabled",
+     "Istio puts its sidecar into it"),
+    (f"{_NAMESPACE}annotations: {{linkerd.io/inject: enabled}}{_IN_NAMESPACE}",
+     "name: m, a", "name: other, a", "Linkerd puts its sidecar into it"),
+    (f"{SERVICE}spec: {{clusterIP: None, publishNotReadyAddresses: false}}\n---{jobset(_PROBED)}",
+     "publishNotReadyAddresses: false", "publishNotReadyAddresses: true",
+     "does not resolve until its pod is ready (readinessProbe)"),
     (f"{SERVICE}spec: {{clusterIP: 192.0.2.1}}\n---{jobset(POD)}", "192.0.2.1", "None",
      "the Service llm is not headless"),
     (f"{SERVICE}spec: {{clusterIP: None, selector: {{app: llm}}}}\n---{jobset(POD)}",
@@ -264,14 +256,11 @@ PODS = (
      "the Service llm selects app=llm, which these pods are not"),
     (f"{CLAIM}---{jobset(POD.replace('volumes: [', CLAIMED))}", "ReadWriteOnce", "ReadWriteMany",
      "the claim x is ReadWriteOnce, so only pods of one node can mount it"),
-    (
-        JOB.replace("name: j", "name: j, labels: {}")
-        + "metadata: {labels: {kueue.x-k8s.io/queue-name: q}}\n"
-        "    spec: {restartPolicy: Never, containers: [{}]}",
-        "labels: {}",
-        "labels: {kueue.x-k8s.io/queue-name: q}",
-        "Kueue reads kueue.x-k8s.io/queue-name of the Job itself",
-    ),
+    (JOB.replace("name: j", "name: j, labels: {}")
+     + "metadata: {labels: {kueue.x-k8s.io/queue-name: q}}\n"
+     "    spec: {restartPolicy: Never, containers: [{}]}",
+     "labels: {}", "labels: {kueue.x-k8s.io/queue-name: q}",
+     "Kueue reads kueue.x-k8s.io/queue-name of the Job itself"),
 )  # fmt: skip
 
 
@@ -283,9 +272,7 @@ def test_pods_that_do_not_start_or_last(
     (found,) = results("manifest", manifest(tmp_path, text))
     assert words in found.text
     assert old in text
-    assert [
-        one.outcome for one in results("manifest", manifest(tmp_path, text.replace(old, new)))
-    ] == [OK]
+    assert outcomes("manifest", manifest(tmp_path, text.replace(old, new))) == [OK]
 
 
 KUBEFLOW = "apiVersion: kubeflow.org/v1\n" + pytorchjob(
@@ -394,10 +381,6 @@ MANIFESTS = (
             ("test -z $SLURM_NNODES || ", "", OK, "2 pods"),
         )
     ),
-    ("kind: ConfigMap\nmetadata: {name: c}\ndata: {A: b}\n---"
-     + changed(_NEVER, ("- torchrun", "- torchrun --rdzv-id=$SLURM_JOB_ID"),
-               ("    env:", "    envFrom: [configMapRef: {name: c}]\n        env:")),
-     CRITICAL, "it uses SLURM_JOB_ID, which only Slurm sets"),
     # a gang is not larger than the job; Ray has shared memory
     (_GANG, CRITICAL, "starts only once 3 pods are placed (minAvailable), but has 2"),
     (changed(_NEVER, ("kind: Job", "kind: RayJob"), ("mountPath: /dev/shm", "mountPath: /x")), OK,

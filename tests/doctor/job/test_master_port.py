@@ -17,7 +17,16 @@ from dshealthd.core.host import Host, read
 from dshealthd.doctor.check import Result
 from dshealthd.doctor.job.context import JobContext
 from dshealthd.findings.finding import State
-from tests.doctor.job.asking import CRITICAL, OK, WARNING, asked, outcomes, results, texts
+from tests.doctor.job.asking import (
+    CRITICAL,
+    OK,
+    WARNING,
+    asked,
+    asked_of_script,
+    outcomes,
+    results,
+    texts,
+)
 
 
 def port_job(port: int | str) -> JobContext:
@@ -128,7 +137,7 @@ def test_ephemeral_port() -> None:
 )
 def test_port_of_an_array(tmp_path: Path, head: str, options: str, says: int) -> None:
     """Tasks of an array that may share a node need a port each."""
-    file = tmp_path / "job.sh"
-    file.write_text(f"#!/bin/sh\n#SBATCH -N 1 {head}\ntorchrun --nproc-per-node=1 {options} x.py\n")
-    found = [one for one in results("master-port", asked(str(file))) if "array" in one.text]
+    text = f"#SBATCH -N 1 {head}\ntorchrun --nproc-per-node=1 {options} x.py"
+    job = asked_of_script(tmp_path, text)
+    found = [one for one in results("master-port", job) if "array" in one.text]
     assert [one.outcome for one in found] == [WARNING] * says

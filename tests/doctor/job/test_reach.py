@@ -8,13 +8,15 @@ import pytest
 
 from dshealthd.doctor.job.sources import slurm_script
 from dshealthd.findings.finding import State
-from tests.doctor.job.asking import asked, results
+from tests.doctor.job.asking import asked_of_script, outcomes
 
 _MPI = "mpirun --hostfile hosts -np 16 --bind-to none"
 _SET = "export MASTER_ADDR=a\nexport NCCL_DEBUG=WARN\n"
 _TMPFS = "apptainer exec --nv --writable-tmpfs"
 _PYXIS = "srun --container-image=./a.sqsh --container-mounts=/c:/out/c"
 _ON_HOST = "srun --nodes=1 --nodelist=$h torchrun --nnodes=$N --node-rank=0"
+_OF_PORT = "docker run --gpus all a bash -c 'torchrun --master-port=$PORT t.py'"
+_WITH_PORT = _OF_PORT.replace("--gpus", "-e PORT --gpus")
 _REMOTE = "torchrun --nnodes=2 --nproc-per-node=8 --node-rank=$n --master-addr=a t.py"
 
 
@@ -26,15 +28,21 @@ def said(text: str) -> str:
 CASES = (
     (f"{_SET}{_MPI} python t.py", f"{_SET}{_MPI} -x MASTER_ADDR -x NCCL_DEBUG python t.py",
      "MASTER_ADDR, NCCL_DEBUG, but mpirun does not pass them on"),
+    (f"{_SET}{_MPI} python t.py", f"#SBATCH -N 2\n{_SET}{_MPI} python t.py", "but mpirun does not"),
     (f"{_SET}docker run --gpus all a torchrun t.py",
      f"{_SET}docker run --gpus all -e MASTER_ADDR -e NCCL_DEBUG a torchrun t.py",
      "docker run does not pass them on"),
-    ("PORT=$(x)\ndocker run --gpus all a bash -c 'torchrun --master-port=$PORT t.py'",
+    (f"PORT=$(x)\n{_OF_PORT}",
      "if b; then\n  DATA=/d\nfi\ndocker run --gpus all --volume=$DATA:/e a torchrun t.py",
      "sets PORT, but docker run does not pass it on"),
-    ("PORT=1\ndocker run --gpus all a bash -c 'torchrun --master-port=$PORT t.py'",
+    (f"PORT=1\n{_OF_PORT}",
      'PORT=1\ndocker run --gpus all a bash -c "torchrun --master-port=$PORT t.py"',
      "sets PORT, but docker run does not pass it on"),
+    *(
+        (f"PORT=1\n{run.format(_OF_PORT)}", f"export PORT=1\n{run.format(_WITH_PORT)}",
+         "sets PORT, but docker run does not pass it on")
+        for run in ('run() {{ "$@"; }}\nrun {}', 'set -- {}\n"$@"')
+    ),
     ("export MASTER_ADDR=${MASTER_ADDR:-a}\napptainer exec --nv --cleanenv a.sif python t.py",
      "export MASTER_ADDR=${MASTER_ADDR:-a}\napptainer exec --nv a.sif python t.py",
      "MASTER_ADDR, but apptainer --cleanenv does not pass it on"),
@@ -46,7 +54,7 @@ CASES = (
      "apptainer --cleanenv does not pass them on"),
     *(
         (f"{before}MASTER_ADDR=a apptainer exec --nv --cleanenv a.sif python t.py",
-         "apptainer exec --nv --cleanenv a.sif env MASTER_ADDR=a python t.py",
+         "export MASTER_ADDR=a\napptainer exec --nv --cleanenv a.sif env MASTER_ADDR=a python t.py",
          "sets MASTER_ADDR, but apptainer --cleanenv does not pass it on")
         for before in ("", "env ")
     ),
@@ -158,6 +166,8 @@ CASES = (
             'export "$1"=2\nBATCH_SIZE=8\npython t.py --batch $BATCHSIZE',
             'eval "$(parse a.yaml)"\nBATCH_SIZE=8\npython t.py --batch $BATCHSIZE',
             "export BATCH_SIZE=$BATCHSIZE\npython t.py",
+            "SLURM_NTASK=8\npython t.py --batch $SLURM_NTASKS",
+            "HOSTNAMES=a\npython t.py --host $HOSTNAME",
         )
     ),
     ("srun bash -c 'RANK=$OMPI_COMM_WORLD_RANK python t.py'",
@@ -190,11 +200,10 @@ def test_reach(wrong: str, right: str, words: str) -> None:
 
 def test_launch_on_other_hosts(tmp_path: Path) -> None:
     """What ssh starts on each host needs no srun."""
-    file = tmp_path / "job.sh"
     launch = "torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=a:1 t.py"
     for runs, outcome in ((launch, State.CRITICAL), (f"ssh n1 {launch} &\nwait", State.OK)):
-        file.write_text(f"#!/bin/bash\n#SBATCH --nodes=2\n{runs}\n")
-        assert [one.outcome for one in results("launcher", asked(str(file)))] == [outcome]
+        job = asked_of_script(tmp_path, f"#SBATCH --nodes=2\n{runs}")
+        assert outcomes("launcher", job) == [outcome]
 
 
 def test_variable_that_is_unset() -> None:

@@ -11,7 +11,6 @@ import json
 import random
 import re
 import shlex
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,11 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.doctor.job.context import JobContext
-from dshealthd.doctor.job.sources import manifest, slurm_script
+from dshealthd.doctor.job.sources import manifest
 from dshealthd.doctor.job.sources.launcher_command import SHORT, VALUED
 from dshealthd.doctor.job.sources.source import Source
 from tests.doctor.job import test_launcher, test_manifest, test_reach, test_rules, test_schema
-from tests.doctor.job.asking import CRITICAL, WARNING, results
+from tests.doctor.job.asking import faults, job_of_script
 
 Files = dict[str, str]
 """The text of a script, as `job`, and of files beside it."""
@@ -43,6 +42,8 @@ _SHORT = {name: letter for letter, name in SHORT["srun"].items()}
 _VALUED = frozenset().union(*(VALUED[one] for one in ("torchrun", "deepspeed", "accelerate")))
 PLAIN, CLOSED, ANY = r"['\"$\\]", r"['$\\]", r"(?!)"
 """What may not be in a command: anything for a shell, what another shell would lose, nothing."""
+WAITED = r"^python|--block|\$h\b"
+"""The same for the background and loops: a Python there may be one of several, as steps may."""
 LINES: Mapping[str, tuple[str, str]] = {
     "a function": ("run() {\n  COMMANDTAIL\n}\nrun", ANY),
     "a function with its arguments": ('run() { "$@"; }\nrun COMMANDTAIL', ANY),
@@ -71,10 +72,10 @@ ALONE: Mapping[str, tuple[str, str]] = {
     "a way on": ("COMMAND && echo done", ANY),
     "a log": ("COMMAND > train.log 2>&1", ANY),
     "a log by tee": ("COMMAND 2>&1 | tee train.log", ANY),
-    "attempts": ("for attempt in 1 2 3; do\n  COMMAND && break\ndone", ANY),
+    "attempts": ("for attempt in 1 2 3; do\n  COMMAND && break\ndone", WAITED),
     "exec": ("exec COMMAND", ANY),
-    "the background": ("COMMAND &\nPID=$!\nwait $PID", "--block"),
-    "nohup": ("nohup COMMAND > log 2>&1 &\nwait", "--block"),
+    "the background": ("COMMAND &\nPID=$!\nwait $PID", WAITED),
+    "nohup": ("nohup COMMAND > log 2>&1 &\nwait", WAITED),
 }  # fmt: skip
 """The same for a launch that nothing follows in its line."""
 PREFIXES = (
@@ -86,7 +87,7 @@ PREFIXES = (
 HEADS = (
     *("ulimit -n 65536", "echo start on $(hostname)", "nvidia-smi", "mkdir -p logs", "umask 022"),
     *("# srun torchrun --nnodes=9 old.py", ": <<'END'\nsrun old.py\nEND", "shopt -s nullglob"),
-    *('die() { echo "$*" >&2; exit 1; }', 'log() { echo "[$(date)] $*"; }', "cd $SLURM_SUBMIT_DIR"),
+    *('die() { echo "$*" >&2; exit 1; }', 'log() { echo "[$(date)] $*"; }'),
 )
 """Lines that change nothing of a launch."""
 NAMES = {
@@ -194,7 +195,7 @@ def named(command: str, draw: Draw) -> str:
 
 def numbered(command: str, draw: Draw) -> str:
     """Take a number of the launch from a variable, or compute it."""
-    found = [] if "'" in command else list(_NUMBER.finditer(command))
+    found = [] if "'" in command or "NUMBER" in command else list(_NUMBER.finditer(command))
     if not found:
         return command
     one = draw.choice(found)
@@ -278,11 +279,9 @@ SHELL: Mapping[str, Callable[[Files, Draw], None]] = {
 
 def judged(files: Files) -> set[str]:
     """Return what is wrong with a script, by component."""
-    beside = defaultdict(str, {f"{at}{name}": files[name] for name in files for at in ("", "./")})
-    parsed = slurm_script.parse(files["job"], {}, beside.__getitem__)
-    given = JobContext(script=Source("job", parsed))
-    found = [one for check in ("launcher", "ranks-and-gpus") for one in results(check, given)]
-    return {one.component for one in found if one.outcome in {WARNING, CRITICAL}}
+    given = job_of_script(files)
+    found = [one for check in ("launcher", "ranks-and-gpus") for one in faults(check, given)]
+    return {one.component for one in found}
 
 
 def scripts() -> Iterator[Files]:
@@ -360,28 +359,6 @@ def on_lines(words: list[str], draw: Draw) -> list[str]:
     return words
 
 
-def configured(documents: Documents, draw: Draw) -> None:
-    """Take variables from a ConfigMap of the same file."""
-    data: dict[str, str] = {}
-    for one in (one for pod in pods(documents) for one in pod["containers"]):
-        listing = one.get("env")
-        if not isinstance(listing, list) or any("$" in str(each) for each in listing):
-            continue
-        plain = [each for each in listing if isinstance(each.get("value"), str)]
-        if not all(each.keys() == {"name", "value"} for each in plain):
-            continue
-        data |= {each["name"]: each["value"] for each in plain}
-        if draw.random() < 1 / 2:
-            one["env"] = [each for each in listing if each not in plain]
-            one["envFrom"] = [{"configMapRef": {"name": "settings"}}]
-        else:
-            for each in plain:
-                del each["value"]
-                each["valueFrom"] = {"configMapKeyRef": {"name": "settings", "key": each["name"]}}
-    settings = {"kind": "ConfigMap", "metadata": {"name": "settings"}, "data": data}
-    documents.insert(draw.choice((0, len(documents))), settings)
-
-
 def accompanied(documents: Documents, draw: Draw) -> None:
     """Add other containers and objects."""
     for pod in pods(documents):
@@ -414,38 +391,21 @@ def in_list(documents: Documents, _draw: Draw) -> None:
         documents[:] = [{"apiVersion": "v1", "kind": "List", "items": [*documents]}]
 
 
-def anchored(documents: Documents, _draw: Draw) -> None:
-    """Write what is there twice once, behind an anchor."""
-    seen: dict[str, Any] = {}
-
-    def same(value: Any) -> Any:
-        if isinstance(value, dict):
-            value = {key: same(one) for key, one in value.items()}
-        elif isinstance(value, list):
-            value = [*map(same, value)]
-        return seen.setdefault(json.dumps(value), value) if value else value
-
-    documents[:] = map(same, documents)
-
-
 PODS: Mapping[str, Callable[[Documents, Draw], None]] = {
     **{one.__name__: on_words(one) for one in (in_shell, by_other, on_lines)},
-    **{one.__name__: one for one in (configured, accompanied, reordered, in_list, anchored)},
+    **{one.__name__: one for one in (accompanied, reordered, in_list)},
 }
 FORMS: Mapping[str, Callable[[Documents], str]] = {
-    "block": lambda documents: yaml.safe_dump_all(documents, sort_keys=False),
-    "flow": lambda documents: yaml.safe_dump_all(documents, default_flow_style=True, width=60),
-    "sorted": lambda documents: yaml.safe_dump_all(documents, default_flow_style=None),
+    "YAML": lambda documents: yaml.safe_dump_all(documents, sort_keys=False),
     "JSON": lambda documents: "\n---\n".join(json.dumps(one, indent=1) for one in documents),
-    "quotes": lambda documents: yaml.safe_dump_all(documents, default_style='"', width=40),
 }
 
 
 def refused(documents: Documents, form: str) -> set[str]:
     """Return what is wrong with a manifest, by component."""
     found = manifest.from_json(manifest.parse(FORMS[form](documents)))
-    said = results("manifest", JobContext(manifest=Source("job.yaml", found)))
-    return {one.component for one in said if one.outcome in {WARNING, CRITICAL}}
+    said = faults("manifest", JobContext(manifest=Source("job.yaml", found)))
+    return {one.component for one in said}
 
 
 def manifests() -> Iterator[str]:
@@ -460,7 +420,7 @@ def manifests() -> Iterator[str]:
     yield from (test_schema.JOB.replace(old, new) for old, new, _ in test_schema.FIELDS)
 
 
-MANIFESTS = [list(yaml.safe_load_all(text)) for text in manifests()]
+MANIFESTS = [manifest.parse(text)["documents"] for text in manifests()]
 
 
 @pytest.mark.parametrize("first", PODS)
@@ -475,4 +435,4 @@ def test_manifests(first: str, documents: Documents, second: str, form: str, dra
     new = copy.deepcopy(documents)
     PODS[first](new, draw)
     PODS[second](new, draw)
-    assert refused(new, form) == refused(documents, "block"), FORMS[form](new)
+    assert refused(new, form) == refused(documents, "YAML"), FORMS[form](new)

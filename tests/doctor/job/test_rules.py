@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
-from dshealthd.doctor.job.context import JobContext
 from dshealthd.doctor.job.facts import fields
 from dshealthd.doctor.job.rules import JobRule, broken
 from dshealthd.doctor.job.rules_of_kubernetes import OF_OBJECTS
 from dshealthd.doctor.job.rules_of_programs import OF_PROGRAMS, OF_SETTINGS
-from dshealthd.doctor.job.sources import slurm_script
 from dshealthd.doctor.job.sources.fields import ManifestFields
-from dshealthd.doctor.job.sources.source import Source
-from tests.doctor.job.asking import results
+from tests.doctor.job.asking import job_of_script, results, texts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _TEMPLATE = "template: {spec: {restartPolicy: Never, containers: [{name: a}]}}"
 _QUEUE = "metadata: {name: a, labels: {kueue.x-k8s.io/queue-name: q}}"
@@ -94,165 +90,104 @@ def test_objects(rule: JobRule, wrong: str, right: str) -> None:
     assert not broken(rule, of[right])
 
 
-_HEAD = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"
 _TORCHRUN = "torchrun --nproc-per-node=4"
 _MEGATRON = f"{_TORCHRUN} pretrain.py --micro-batch-size 1 --tensor-model-parallel-size 2"
 _TRAINER = f"{_TORCHRUN} train.py --per_device_train_batch_size 1"
 _ACCELERATE = "accelerate launch --num_processes 4"
-_ARRAY = "#SBATCH --array=0-3\n#SBATCH --output="
 _TWO = "#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n"
+_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF="
+_BEST = "--load_best_model_at_end true --save_strategy"
 _LIGHTNING = "import lightning as L\n"
-_PER_TASK = "#SBATCH --gpus-per-task=1\nsrun bash -c '"
+_PER_TASK = "#SBATCH --ntasks-per-node=4 --gpus-per-task=1\nsrun bash -c '"
 _DEVICE = "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))\n"
-_VIRTUAL = (
-    "--num-layers 48 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage"
-)
+_STAGES = "--pipeline-model-parallel-size"
+_VIRTUAL = f"--num-layers 48 {_STAGES} 4 --num-layers-per-virtual-pipeline-stage"
 _ZERO = (
-    'cat > d.json <<E\n{{"zero_optimization": {{"stage": {0}}}}}\nE\ndeepspeed t.py --deepspeed'
-    " --deepspeed_config d.json --pipeline-model-parallel-size 4"
+    'cat > d.json <<E\n{"zero_optimization": {"stage": HERE}}\nE\ndeepspeed t.py --deepspeed'
+    f" --deepspeed_config d.json {_STAGES} 4"
 )
+
+
+def here(text: str, *changes: tuple[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield a script that breaks a row, and one that does not, by what stands at HERE."""
+    for wrong, right in changes:
+        yield text.replace("HERE", wrong), text.replace("HERE", right)
+
+
 PROGRAMS: Sequence[tuple[str, str]] = (
-    (f"{_ARRAY}run-%A.log\nsrun python train.py", f"{_ARRAY}%A_%a.log\nsrun python train.py"),
-    (f"#SBATCH --job-name=bash\nsrun python train.py\n# {_LIGHTNING}",
-     f"#SBATCH --job-name=unet\nsrun python train.py\n# {_LIGHTNING}"),
-    (f"#SBATCH --ntasks=8\nsrun python train.py\n# {_LIGHTNING}",
-     f"#SBATCH --ntasks-per-node=8\nsrun python train.py\n# {_LIGHTNING}"),
-    ("srun --container-image=a.sqsh python train.py",
-     "srun --container-image=./a.sqsh python train.py"),
-    ("srun --container-env=A=1 python train.py", "srun --container-env=A python train.py"),
-    ("srun --container-mounts='/a:/a /b:/b' python train.py",
-     "srun --container-mounts=/a:/a,/b:/b python train.py"),
-    ("srun --container-image=nvcr.io/nvidia/pytorch:24.07-py3 python train.py",
-     "srun --container-image='nvcr.io#nvidia/pytorch:24.07-py3' python train.py"),
-    (f"{_HEAD}{_PER_TASK} LOCAL_RANK=$SLURM_LOCALID python train.py'\n# {_DEVICE}",
-     f"{_HEAD}{_PER_TASK} LOCAL_RANK=0 python train.py'\n# {_DEVICE}"),
-    (f"{_TORCHRUN} --rdzv-backend=nccl train.py", f"{_TORCHRUN} --rdzv-backend=c10d train.py"),
-    (f"{_TORCHRUN} -m train.py", f"{_TORCHRUN} -m train"),
-    (f"{_TORCHRUN} python train.py", f"{_TORCHRUN} --no-python python train.py"),
+    *here("#SBATCH --array=0-3\n#SBATCH --output=HERE.log\nsrun python train.py",
+          ("run-%A", "%A_%a")),
+    *here(f"#SBATCH HERE\nsrun python train.py\n# {_LIGHTNING}",
+          ("--job-name=bash", "--job-name=unet"), ("--ntasks=8", "--ntasks-per-node=8")),
+    *here("srun HERE python train.py",
+          ("--container-image=a.sqsh", "--container-image=./a.sqsh"),
+          ("--container-env=A=1", "--container-env=A"),
+          ("--container-mounts='/a:/a /b:/b'", "--container-mounts=/a:/a,/b:/b"),
+          ("--container-image=nvcr.io/nvidia/pytorch:24.07-py3",
+           "--container-image='nvcr.io#nvidia/pytorch:24.07-py3'")),
+    *here(f"{_TWO}{_PER_TASK} LOCAL_RANK=HERE python train.py'\n# {_DEVICE}",
+          ("$SLURM_LOCALID", "0")),
+    *here(f"{_TORCHRUN} HERE",
+          ("--rdzv-backend=nccl train.py", "--rdzv-backend=c10d train.py"),
+          ("-m train.py", "-m train"), ("python train.py", "--no-python python train.py")),
     ("deepspeed python train.py", "deepspeed train.py"),
     (f"{_ACCELERATE} python train.py", f"{_ACCELERATE} train.py"),
-    ("deepspeed --launcher=openMPI train.py", "deepspeed --launcher=openmpi train.py"),
-    ("deepspeed --no_ssh train.py", "deepspeed --no_ssh --node_rank=0 train.py"),
-    (
-        (
-            f"{_ACCELERATE} --use_fsdp --fsdp_cpu_ram_efficient_loading true"
-            " --fsdp_sync_module_states false train.py"
-        ),
-        (
-            f"{_ACCELERATE} --use_fsdp --fsdp_cpu_ram_efficient_loading true"
-            " --fsdp_sync_module_states true train.py"
-        ),
-    ),
-    (f"{_ACCELERATE} --use_fsdp --fsdp_auto_wrap_policy TRANSFORMER_WRAP train.py",
-     f"{_ACCELERATE} --use_fsdp --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP train.py"),
-    (f"{_ACCELERATE} --use_fsdp --fsdp_state_dict_type FULL train.py",
-     f"{_ACCELERATE} --use_fsdp --fsdp_state_dict_type FULL_STATE_DICT train.py"),
-    (
-        (
-            f"{_ACCELERATE} --use_fsdp --fsdp_activation_checkpointing true a.py"
-            " --gradient_checkpointing true"
-        ),
-        f"{_ACCELERATE} --use_fsdp --fsdp_activation_checkpointing true a.py",
-    ),
-    (f"{_ACCELERATE} --mixed_precision bfloat16 a.py",
-     f"{_ACCELERATE} --mixed_precision bf16 a.py"),
-    (
-        f"srun {_ACCELERATE} --num_machines 2 --deepspeed_multinode_launcher pdsh a.py",
-        (
-            f"srun {_ACCELERATE} --num_machines 2 --use_deepspeed --deepspeed_multinode_launcher"
-            " standard a.py"
-        ),
-    ),
-    (f"{_HEAD}docker run -it --gpus all a python b.py", f"{_HEAD}docker run -i a python b.py"),
-    ("docker run --gpus device=0,1 a python b.py", "docker run --gpus device=0 a python b.py"),
-    ("srun ray start --address=a:6379 &", "srun ray start --address=a:6379 --block &"),
-    ("srun ray start --head --block\npython a.py", "srun ray start --head --block &\npython a.py"),
-    (f"export CUDA_DEVICE_MAX_CONNECTIONS=8\n{_MEGATRON} --sequence-parallel",
-     f"export CUDA_DEVICE_MAX_CONNECTIONS=1\n{_MEGATRON} --sequence-parallel"),
-    *(
-        (f"#SBATCH --time=60:00\n{_MEGATRON} {wrong}", f"#SBATCH -t 1:0:0\n{_MEGATRON} {right}")
-        for wrong, right in (
-            (
-                "--num-layers 30 --pipeline-model-parallel-size 4",
-                "--num-layers 32 --pipeline-model-parallel-size 4",
-            ),
-            (f"{_VIRTUAL} 5", f"{_VIRTUAL} 6"),
-            ("--num-attention-heads 7", "--num-attention-heads 8"),
-            (
-                "--hidden-size 1000 --num-attention-heads 16",
-                "--hidden-size 1024 --num-attention-heads 16",
-            ),
-            (
-                "--num-experts 6 --expert-model-parallel-size 4 --sequence-parallel",
-                "--num-experts 8 --expert-model-parallel-size 4 --sequence-parallel",
-            ),
-            ("--expert-model-parallel-size 2", "--expert-model-parallel-size 1"),
-            ("--num-experts 8", "--num-experts 8 --sequence-parallel"),
-            (
-                "--seq-length 4097 --max-position-embeddings 4096",
-                "--seq-length 4096 --max-position-embeddings 4096",
-            ),
-            ("--save /a", "--save /a --save-interval 9"),
-            ("--fp16 --bf16", "--bf16"),
-            ("--exit-duration-in-mins 61", "--exit-duration-in-mins 60"),
-            (
-                "--num-layers-per-virtual-pipeline-stage 2",
-                "--num-layers-per-virtual-pipeline-stage 2 --pipeline-model-parallel-size 2",
-            ),
-        )
-    ),
-    (_ZERO.format(2), _ZERO.format(1)),
-    *(
-        (f"{_TRAINER} {wrong}", f"{_TRAINER} {right}")
-        for wrong, right in (
-            ("--fp16 true --bf16 true", "--fp16 false --bf16 true"),
-            (
-                "--load_best_model_at_end true --save_strategy steps --eval_strategy epoch",
-                "--load_best_model_at_end true --save_strategy epoch --eval_strategy epoch",
-            ),
-            (
-                (
-                    "--load_best_model_at_end true --save_strategy steps --save_steps 500"
-                    " --eval_steps 200"
-                ),
-                (
-                    "--load_best_model_at_end true --save_strategy steps --save_steps 400"
-                    " --eval_steps 200"
-                ),
-            ),
-            ("--deepspeed a.json --fsdp full_shard", "--fsdp full_shard"),
-        )
-    ),
-    (f"export HF_HUB_OFFLINE=1\n{_TRAINER} --push_to_hub true",
-     f"export HF_HUB_OFFLINE=0\n{_TRAINER} --push_to_hub true"),
-    *(
-        (f"export {name}={wrong}\n{_TORCHRUN} a.py", f"export {name}={right}\n{_TORCHRUN} a.py")
-        for name, wrong, right in (
-            ("NCCL_NET=ib NCCL_IB_DISABLE", "1", "0"),
-            ("GLOO_SOCKET_IFNAME", "^docker0", "eth0"),
-            (
-                "PYTORCH_CUDA_ALLOC_CONF",
-                "expandable_segments=True",
-                "max_split_size_mb:128,expandable_segments:True",
-            ),
-            ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:1", "expandable_segments:True"),
-            ("CUDA_LAUNCH_BLOCKING", "1", "0"),
-        )
-    ),
+    *here("deepspeed HERE train.py",
+          ("--launcher=openMPI", "--launcher=openmpi"), ("--no_ssh", "--no_ssh --node_rank=0")),
+    *here(f"{_ACCELERATE} --use_fsdp --fsdp_HERE",
+          ("cpu_ram_efficient_loading true --fsdp_sync_module_states false a.py",
+           "cpu_ram_efficient_loading true --fsdp_sync_module_states true a.py"),
+          ("auto_wrap_policy TRANSFORMER_WRAP a.py",
+           "auto_wrap_policy TRANSFORMER_BASED_WRAP a.py"),
+          ("state_dict_type FULL a.py", "state_dict_type FULL_STATE_DICT a.py"),
+          ("activation_checkpointing true a.py --gradient_checkpointing true",
+           "activation_checkpointing true a.py")),
+    *here(f"{_ACCELERATE} --mixed_precision HERE a.py", ("bfloat16", "bf16")),
+    *here(f"srun {_ACCELERATE} --num_machines 2 HERE a.py",
+          ("--deepspeed_multinode_launcher pdsh",
+           "--use_deepspeed --deepspeed_multinode_launcher standard")),
+    *here(f"{_TWO}docker run HERE --gpus all a python b.py", ("-it", "-i")),
+    *here("docker run --gpus device=HERE a python b.py", ("0,1", "0")),
+    *here("srun ray start HERE",
+          ("--address=a:6379 &", "--address=a:6379 --block &"),
+          ("--head --block\npython a.py", "--head --block &\npython a.py")),
+    *here(f"export CUDA_DEVICE_MAX_CONNECTIONS=HERE\n{_MEGATRON} --sequence-parallel", ("8", "1")),
+    *here(f"{_MEGATRON} HERE",
+          (f"--num-layers 30 {_STAGES} 4", f"--num-layers 32 {_STAGES} 4"),
+          (f"{_VIRTUAL} 5", f"{_VIRTUAL} 6"),
+          ("--num-attention-heads 7", "--num-attention-heads 8"),
+          ("--hidden-size 1000 --num-attention-heads 16",
+           "--hidden-size 1024 --num-attention-heads 16"),
+          ("--sequence-parallel --expert-model-parallel-size 4 --num-experts 6",
+           "--sequence-parallel --expert-model-parallel-size 4 --num-experts 8"),
+          ("--expert-model-parallel-size 2", "--expert-model-parallel-size 1"),
+          ("--num-experts 8", "--num-experts 8 --sequence-parallel"),
+          ("--max-position-embeddings 4096 --seq-length 4097",
+           "--max-position-embeddings 4096 --seq-length 4096"),
+          ("--save /a", "--save /a --save-interval 9"),
+          ("--fp16 --bf16", "--bf16")),
+    *here(f"#SBATCH --time=60:00\n{_MEGATRON} --exit-duration-in-mins HERE", ("61", "60")),
+    *here(f"{_MEGATRON} --num-layers-per-virtual-pipeline-stage 2HERE", ("", f" {_STAGES} 2")),
+    *here(_ZERO, ("2", "1")),
+    *here(f"{_TRAINER} HERE",
+          ("--fp16 true --bf16 true", "--fp16 false --bf16 true"),
+          (f"{_BEST} steps --eval_strategy epoch", f"{_BEST} epoch --eval_strategy epoch"),
+          (f"{_BEST} steps --eval_steps 200 --save_steps 500",
+           f"{_BEST} steps --eval_steps 200 --save_steps 400"),
+          ("--deepspeed a.json --fsdp full_shard", "--fsdp full_shard")),
+    *here(f"export HF_HUB_OFFLINE=HERE\n{_TRAINER} --push_to_hub true", ("1", "0")),
+    *here(f"export HERE\n{_TORCHRUN} a.py",
+          ("NCCL_NET=ib NCCL_IB_DISABLE=1", "NCCL_NET=ib NCCL_IB_DISABLE=0"),
+          ("GLOO_SOCKET_IFNAME=^docker0", "GLOO_SOCKET_IFNAME=eth0"),
+          (f"{_ALLOCATOR}expandable_segments=True",
+           f"{_ALLOCATOR}max_split_size_mb:128,expandable_segments:True"),
+          (f"{_ALLOCATOR}expandable_segments:1", f"{_ALLOCATOR}expandable_segments:True"),
+          ("CUDA_LAUNCH_BLOCKING=1", "CUDA_LAUNCH_BLOCKING=0")),
     (f"{_TWO}docker run a torchrun b.py", f"{_TWO}podman run --gpus all a torchrun b.py"),
-    *(
-        (
-            f"{_TWO}docker run {wrong} a torchrun --nnodes=2 --nproc-per-node=4 b.py",
-            f"{_TWO}docker run {right} a torchrun --nnodes=2 --nproc-per-node=4 b.py",
-        )
-        for wrong, right in (
-            ("-p 29500:29500", "--network=host"),
-            ("--gpus all", "--ipc=host"),
-            ("--device=/dev/infiniband", "--device=/dev/infiniband --ulimit memlock=-1"),
-        )
-    ),
-    (f"{_TWO}srun apptainer exec --bind /a:/b x.sif torchrun b.py",
-     f"{_TWO}srun apptainer exec --nv x.sif torchrun b.py"),
+    *here(f"{_TWO}docker run HERE a torchrun --nnodes=2 --nproc-per-node=4 b.py",
+          ("-p 29500:29500", "--network=host"), ("--gpus all", "--ipc=host"),
+          ("--device=/dev/infiniband", "--device=/dev/infiniband --ulimit memlock=-1")),
+    *here(f"{_TWO}srun apptainer exec HERE x.sif torchrun b.py", ("--bind /a:/b", "--nv")),
 )  # fmt: skip
 """A script that breaks the row, and one that does not, in the table's order."""
 
@@ -270,9 +205,8 @@ PROGRAMS: Sequence[tuple[str, str]] = (
 )
 def test_options_that_a_variable_may_hold(words: str, *, is_told: bool) -> None:
     """An option is not missing where a variable, which is no value, may hold it."""
-    parsed = slurm_script.parse(f"#!/bin/bash\n{_MEGATRON} {words}\n", {})
-    said = " ".join(one.text for one in results("launcher", JobContext(script=Source("a", parsed))))
-    assert ("--save takes --save-interval" in said) == is_told
+    job = job_of_script({"job": f"#!/bin/bash\n{_MEGATRON} {words}\n"})
+    assert ("--save takes --save-interval" in texts(results("launcher", job))) == is_told
 
 
 @pytest.mark.parametrize(
@@ -285,8 +219,6 @@ def test_programs(rule: JobRule, wrong: str, right: str) -> None:
     start = rule.text.partition("{")[0][:30] or rule.text.partition("}")[2][:20]
     for name, text in (("wrong", wrong), ("right", right)):
         script, _, program = text.partition("\n# ")
-        files = defaultdict(str, {"train.py": program})
-        parsed = slurm_script.parse(f"#!/bin/bash\n{script}\n", {}, files.__getitem__)
-        given = JobContext(script=Source("job", parsed))
-        said = " ".join(one.text for one in results("launcher", given))
+        job = job_of_script({"job": f"#!/bin/bash\n{script}\n", "train.py": program})
+        said = texts(results("launcher", job))
         assert (start in said) == (name == "wrong"), (name, said)

@@ -11,7 +11,7 @@ import pytest
 
 from dshealthd.doctor.job.sources import launcher_command, shell
 from dshealthd.findings.finding import State
-from tests.doctor.job.asking import asked, results
+from tests.doctor.job.asking import asked_of_script, outcomes, results
 
 RECORDER = """#!{python}
 import json, os, sys
@@ -117,7 +117,7 @@ def test_commands_are_those_that_bash_runs(case: str, tmp_path: Path) -> None:
     assert ours == [words for words in theirs if words != ["srun", "hidden"]]
 
 
-HEAD = "#!/bin/bash\n#SBATCH --nodes=4 --ntasks-per-node=1\n"
+HEAD = "#SBATCH --nodes=4 --ntasks-per-node=1\n"
 ADDRESS = 'head=$(srun --nodes=1 --ntasks=1 -w "$node" hostname --ip-address)\n'
 
 
@@ -125,85 +125,69 @@ ADDRESS = 'head=$(srun --nodes=1 --ntasks=1 -w "$node" hostname --ip-address)\n'
     ("script", "program", "ranks"),
     [
         (ADDRESS + "srun torchrun --nnodes 4 --nproc_per_node 8 x.py", "torchrun", 32),
-        (("srun hostname\nsrun -l env\nsrun torchrun --nnodes=4 --nproc-per-node=2 "
-          "x.py"), "torchrun", 8),
+        ("srun hostname\nsrun -l env\nsrun TORCHRUN=2 x.py", "torchrun", 8),
         ("srun ls /data\nsrun nvidia-smi -L", "srun", None),
         ("srun -N1 -n1 python prepare.py\nsrun -N4 --ntasks-per-node=8 python x.py", "srun", 32),
-        ("srun -n1 -N1 torchrun a.py\nsrun torchrun --nnodes=4 --nproc-per-node=8 b.py", "torchrun",
-         32),
+        ("srun -n1 -N1 torchrun a.py\nsrun TORCHRUN=8 b.py", "torchrun", 32),
         ("run() { srun torchrun --nnodes=$1 --nproc-per-node=8 x.py; }\nrun 4", "torchrun", 32),
-        (("run() {\n  torchrun --nnodes=4 --nproc-per-node=8 x.py\n}\nexport -f run\n"
-          "srun bash -c run"), "torchrun", 32),
-        (("tee n.sh <<'E' >/dev/null\ntorchrun --nnodes=4 --nproc-per-node=8 x.py\nE\n"
-          "srun ./n.sh"), "torchrun", 32),
-        (("cat > n.sh <<'E'\ntorchrun --nproc-per-node=8 $@ x.py\nE\n"
-          "srun bash n.sh --nnodes=4"), "torchrun", 32),
-        ("L='torchrun\n --nnodes=4 --nproc-per-node=8'\nsrun bash -c \"$(echo $L) x.py\"",
+        ("run() {\n  TORCHRUN=8 x.py\n}\nexport -f run\nsrun bash -c run", "torchrun", 32),
+        ("tee n.sh <<'E' >/dev/null\nTORCHRUN=8 x.py\nE\nsrun ./n.sh", "torchrun", 32),
+        ("cat > n.sh <<'E'\ntorchrun --nproc-per-node=8 $@ x.py\nE\nsrun bash n.sh --nnodes=4",
          "torchrun", 32),
-        (("P=4\nf() { P=8; }\nif $X; then f; fi\n"
-          "srun torchrun --nnodes=4 --nproc-per-node=$P x.py"), "torchrun", None),
+        ('L=\'torchrun\n --nnodes=4 --nproc-per-node=8\'\nsrun bash -c "$(echo $L) x.py"',
+         "torchrun", 32),
+        ("P=4\nf() { P=8; }\nif $X; then f; fi\nsrun TORCHRUN=$P x.py", "torchrun", None),
         ("xargs -I{} ssh {} torchrun --nnodes=2 --nproc-per-node=8 x.py < hosts", "torchrun", 16),
         ("pdsh -w n[1-2] 'cd a; torchrun --nnodes=2 --nproc-per-node=8 x.py'", "torchrun", 16),
         (("f() { if (( $1 > 1 )); then srun torchrun --nnodes=$1 --nproc-per-node=$2 x.py; fi; }\n"
          "f 1 2\nf 4 8"), "torchrun", 32),
         ("srun python -c a\nsrun --nodes=4 --ntasks-per-node=8 -- python x.py", "python", 32),
-        ('f() { shift; srun "$@"; }\nf a torchrun --nnodes=4 --nproc-per-node=8 x.py', "torchrun",
-         32),
-        ("f() { f; f; }\nf\nsrun torchrun --nnodes=4 --nproc-per-node=8 x.py", "torchrun", 32),
-        ("exec srun torchrun --nnodes=4 --nproc-per-node=8 x.py", "torchrun", 32),
-        ("eval 'srun torchrun --nnodes=4 --nproc-per-node=8 x.py'", "torchrun", 32),
-        ('C="torchrun --nnodes=4 --nproc-per-node=8 x.py"; eval srun "$C"', "torchrun", 32),
+        ('f() { shift; srun "$@"; }\nf a TORCHRUN=8 x.py', "torchrun", 32),
+        ("f() { f; f; }\nf\nsrun TORCHRUN=8 x.py", "torchrun", 32),
+        ("exec srun TORCHRUN=8 x.py", "torchrun", 32),
+        ("eval 'srun TORCHRUN=8 x.py'", "torchrun", 32),
+        ('C="TORCHRUN=8 x.py"; eval srun "$C"', "torchrun", 32),
         ('A=(--nnodes=4 --nproc-per-node=8)\nsrun torchrun "${A[@]}" x.py', "torchrun", 32),
         ('A=(torchrun --nnodes=4)\nsrun "${A[@]}" x.py', "torchrun", 4),
         ('A=(--nnodes=4)\n$X && A+=($Y)\nsrun torchrun "${A[@]}" x.py', "torchrun", None),
         ('A=$(x)\nsrun torchrun "${A[@]}" x.py', "torchrun", None),
-        ("P=${P:-8}\nsrun torchrun --nnodes=4 --nproc-per-node=$P x.py", "torchrun", 32),
-        ("P=2\nsrun torchrun --nnodes=4 --nproc-per-node=${P:-8} x.py", "torchrun", 8),
-        ("P=\nsrun torchrun --nnodes=4 --nproc-per-node=${P-8} x.py", "torchrun", None),
-        ("srun torchrun --nnodes=4 --nproc-per-node=${SLURM_GPUS_ON_NODE:-8} x.py", "torchrun",
-         None),
+        ("P=${P:-8}\nsrun TORCHRUN=$P x.py", "torchrun", 32),
+        ("P=2\nsrun TORCHRUN=${P:-8} x.py", "torchrun", 8),
+        ("P=\nsrun TORCHRUN=${P-8} x.py", "torchrun", None),
+        ("srun TORCHRUN=${SLURM_GPUS_ON_NODE:-8} x.py", "torchrun", None),
         ("srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=$((2 * (SLURM_NNODES - 1))) x.py",
          "torchrun", 24),
-        ("srun torchrun --nnodes=4 --nproc-per-node=$((X * 2)) x.py", "torchrun", None),
-        ("srun torchrun --nnodes=4 --nproc-per-node=$((4 / 0)) x.py", "torchrun", None),
-        ("P=8; P=4\nsrun torchrun --nnodes=4 --nproc-per-node=$P x.py", "torchrun", 16),
-        ("P=8; $X && P=4\nsrun torchrun --nnodes=4 --nproc-per-node=$P x.py", "torchrun", None),
-        ("P=8; P+=0\nsrun torchrun --nnodes=4 --nproc-per-node=$P x.py", "torchrun", 320),
-        ("P=8; unset P\nsrun torchrun --nnodes=4 --nproc-per-node=$P x.py", "torchrun", None),
-        ("for P in 1 8; do srun torchrun --nnodes=4 --nproc-per-node=$P x.py; done", "torchrun",
-         None),
-        ('srun bash -c "torchrun --nnodes=4 --nproc-per-node=8 x.py"', "torchrun", 32),
-        (("srun apptainer exec --nv -B /opt/deepspeed img torchrun --nnodes=4 --nproc-per-node=8 "
-          "x.py"),
-         "torchrun", 32),
-        ("srun numactl -N0 env A=1 torchrun --nnodes=4 --nproc-per-node=8 x.py", "torchrun", 32),
+        ("srun TORCHRUN=$((X * 2)) x.py", "torchrun", None),
+        ("srun TORCHRUN=$((4 / 0)) x.py", "torchrun", None),
+        ("P=8; P=4\nsrun TORCHRUN=$P x.py", "torchrun", 16),
+        ("P=8; $X && P=4\nsrun TORCHRUN=$P x.py", "torchrun", None),
+        ("P=8; P+=0\nsrun TORCHRUN=$P x.py", "torchrun", 320),
+        ("P=8; unset P\nsrun TORCHRUN=$P x.py", "torchrun", None),
+        ("for P in 1 8; do srun TORCHRUN=$P x.py; done", "torchrun", None),
+        ('srun bash -c "TORCHRUN=8 x.py"', "torchrun", 32),
+        ("srun apptainer exec --nv -B /opt/deepspeed img TORCHRUN=8 x.py", "torchrun", 32),
+        ("srun numactl -N0 env A=1 TORCHRUN=8 x.py", "torchrun", 32),
         ("srun python -W ignore -m torch.distributed.run --nnodes=4 --nproc-per-node=8 x.py",
          "torchrun", 32),
-        ("srun $SRUN_ARGS torchrun --nnodes=4 --nproc-per-node=8 x.py", "torchrun", 32),
+        ("srun $SRUN_ARGS TORCHRUN=8 x.py", "torchrun", 32),
         ("srun torchrun $DISTRIBUTED_ARGS x.py", "torchrun", None),
         ("srun bash run.sh", "srun", None),
         ("pip install deepspeed\necho torchrun\nwhich deepspeed", "", None),
         ("if [ $N = 1 ]; then torchrun --standalone x.py; else srun torchrun --nnodes=4 x.py; fi",
          "", None),
-        ("if [ $N = 1 ]; then P=1; else P=8; fi\nsrun torchrun --nnodes=4 --nproc-per-node=$P x.py",
-         "torchrun", None),
-        (('P=4\nif [ -n "$SLURM_NNODES" ]; then P=$SLURM_NNODES; fi\n'
-          "srun torchrun --nnodes=4 --nproc-per-node=$P x.py"), "torchrun", 16),
-        (('P=4\nif [ -n "${OF_USER:-}" ]; then P=8; fi\n'
-          "srun torchrun --nnodes=4 --nproc-per-node=$P x.py"), "torchrun", None),
-        (("f() { srun torchrun --nnodes=4 --nproc-per-node=8 x.py; }\n"
-          "case $X in\na|deepspeed) f;;\nesac"), "torchrun", 32),
-        ("for i in 1 2; do srun torchrun --nnodes=4 --nproc-per-node=8 x.py; done", "torchrun", 32),
-        (("srun torchrun --nnodes=4 --nproc-per-node=8 x.py\nsrun torchrun --nnodes=4 "
-          "'eval"), "torchrun",
-         32),
+        ("if [ $N = 1 ]; then P=1; else P=8; fi\nsrun TORCHRUN=$P x.py", "torchrun", None),
+        ('P=4\nif [ -n "$SLURM_NNODES" ]; then P=$SLURM_NNODES; fi\nsrun TORCHRUN=$P x.py',
+         "torchrun", 16),
+        ('P=4\nif [ -n "${OF_USER:-}" ]; then P=8; fi\nsrun TORCHRUN=$P x.py', "torchrun", None),
+        ("f() { srun TORCHRUN=8 x.py; }\ncase $X in\na|deepspeed) f;;\nesac", "torchrun", 32),
+        ("for i in 1 2; do srun TORCHRUN=8 x.py; done", "torchrun", 32),
+        ("srun TORCHRUN=8 x.py\nsrun torchrun --nnodes=4 'eval", "torchrun", 32),
     ],
 )  # fmt: skip
 def test_launch_of_a_script(script: str, program: str, ranks: int | None, tmp_path: Path) -> None:
     """The launch is what starts the job: no query, no function that nobody calls, no branch."""
-    file = tmp_path / "job.sh"
-    file.write_text(f"{HEAD}{script}\n")
-    job = asked(str(file))
+    script = script.replace("TORCHRUN", "torchrun --nnodes=4 --nproc-per-node")
+    job = asked_of_script(tmp_path, f"{HEAD}{script}")
     launcher = job.launcher
     assert (launcher is None) == (not program)
     if launcher is not None:
@@ -213,25 +197,24 @@ def test_launch_of_a_script(script: str, program: str, ranks: int | None, tmp_pa
 
 def test_variables_that_only_a_shell_knows(tmp_path: Path) -> None:
     """A variable that the script computes is unknown, even if the user's shell has a value."""
-    script = tmp_path / "job.sh"
-    script.write_text(f"{HEAD}export MASTER_ADDR=$(hostname) MASTER_PORT=29500\nsrun python x.py\n")
-    job = asked(str(script), environment={"MASTER_ADDR": "old"})
+    text = f"{HEAD}export MASTER_ADDR=$(hostname) MASTER_PORT=29500\nsrun python x.py"
+    job = asked_of_script(tmp_path, text, environment={"MASTER_ADDR": "old"})
     assert (job.rendezvous.address, job.rendezvous.port) == ("", 29500)
+    (found,) = results("launcher", job)
+    assert found.text.endswith("only the shell that runs it knows MASTER_ADDR: not checked here")
 
 
 def test_launch_behind_a_condition_is_named(tmp_path: Path) -> None:
     """Where a condition decides between launchers, the result is unknown."""
-    script = tmp_path / "job.sh"
-    script.write_text(f"{HEAD}if $A; then\nsrun torchrun a.py\nelse\nsrun torchrun b.py\nfi\n")
-    (found,) = results("launcher", asked(str(script)))
+    text = f"{HEAD}if $A; then\nsrun torchrun a.py\nelse\nsrun torchrun b.py\nfi"
+    (found,) = results("launcher", asked_of_script(tmp_path, text))
     assert found.outcome is State.UNKNOWN
     assert "which of its launches runs depends on conditions" in found.text
-    text = script.read_text()
     # which one runs may depend on the nodes, so these do not tell
-    script.write_text(text.replace("srun torchrun a", "torchrun --nnodes=1 a"))
-    assert [one.outcome for one in results("launcher", asked(str(script)))] == [State.UNKNOWN]
-    script.write_text(text.replace(" b.py", " --nproc-per-node=h100:4 b.py"))
-    _, wrong = results("launcher", asked(str(script)))
+    other = text.replace("srun torchrun a", "torchrun --nnodes=1 a")
+    assert outcomes("launcher", asked_of_script(tmp_path, other)) == [State.UNKNOWN]
+    other = text.replace(" b.py", " --nproc-per-node=h100:4 b.py")
+    _, wrong = results("launcher", asked_of_script(tmp_path, other))
     assert "--nproc-per-node of torchrun is 'h100:4'" in wrong.text
 
 

@@ -53,7 +53,7 @@ class Inspection:
     warnings: Sequence[str] = ()
 
 
-def inspect(python: str, request: Mapping[str, Any], program: Path = PROGRAM) -> dict[str, Any]:
+def inspect(python: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Run the inspection with an interpreter; return its JSON answer, or why not as `problem`.
 
     Has no timeout of its own: call it in a process that is killed, with its group, at a deadline.
@@ -71,7 +71,7 @@ def inspect(python: str, request: Mapping[str, Any], program: Path = PROGRAM) ->
         variables["HOME"] = user.pw_dir
     try:
         process = subprocess.Popen(  # noqa: S603 - the interpreter that the user names
-            [python, str(program)],
+            [python, str(PROGRAM)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -7,7 +7,6 @@ TrainJob and the groups of a LeaderWorkerSet are read by their own fields.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import re
 from dataclasses import dataclass
@@ -107,7 +106,7 @@ class PodTemplate:
     @cached_property
     def main(self) -> ManifestFields:
         """The container with most GPUs."""
-        containers = self.spec.each("containers") or [ManifestFields()]
+        containers = self.spec.each("containers")  # which every template has
         return max(containers, key=lambda one: (sum(_gpus(one)), bool(_gpus(one))))
 
     @property
@@ -259,9 +258,7 @@ class PodTemplate:
     @cached_property
     def calls(self) -> Sequence[Call]:
         """The calls of other programs in its command."""
-        with contextlib.suppress(ValueError, ArithmeticError):  # what is no script has none
-            return list(calls([ShellCommand(tuple(self.words))] if self.words else []))
-        return []
+        return list(calls([ShellCommand(tuple(self.words))]))
 
     @property
     def is_training(self) -> bool:
@@ -323,50 +320,15 @@ def _documents(text: str) -> Iterator[Any]:
 
 def from_json(document: dict[str, Any]) -> Manifest:
     """Return the manifest whose documents a JSON document has."""
-    objects = tuple(map(ManifestFields, _normal(document["documents"])))
+    objects = tuple(itertools.chain.from_iterable(map(_objects, document["documents"])))
     pods = itertools.chain.from_iterable(_pods(one, one, one.text("kind")) for one in objects)
     return Manifest(tuple(itertools.islice(pods, MAX_PODS)), objects)
 
 
-def _normal(documents: Iterable[Any]) -> list[Any]:
-    """Return objects that stand alone: not in a list, and with variables in place of references to
-    ConfigMaps among them.
-    """
-    found = [
-        one
-        for whole in map(ManifestFields, documents)
-        for one in (whole.listed("items") if whole.text("kind").endswith("List") else [whole.value])
-    ]
-    maps = {
-        one.at("metadata").text("name"): one.at("data").value
-        for one in map(ManifestFields, found)
-        if one.get("kind") == "ConfigMap"
-    }
-    return [_with_values(one, maps) for one in found] if maps else found
-
-
-def _with_values(value: Any, maps: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Return a part of an object with the values that its references have in ConfigMaps."""
-    if isinstance(value, list):
-        return [_with_values(one, maps) for one in value]
-    if not isinstance(value, dict):
-        return value
-    fields = ManifestFields(value)
-    key = fields.at("valueFrom", "configMapKeyRef")
-    data = maps.get(key.text("name"), {})
-    if key.text("key") in data:
-        return {"name": value.get("name"), "value": data[key.text("key")]}
-    found = {name: _with_values(one, maps) for name, one in value.items()}
-    known = [
-        {"name": f"{source.text('prefix')}{name}", "value": one}
-        for source in fields.each("envFrom")
-        for name, one in maps.get(source.at("configMapRef").text("name"), {}).items()
-    ]
-    if known and isinstance(found.get("env", []), list):
-        found["env"] = [*known, *found.get("env", [])]
-        refs = ((one, one.at("configMapRef").text("name")) for one in fields.each("envFrom"))
-        found["envFrom"] = [one.value for one, name in refs if name not in maps]
-    return found
+def _objects(document: object) -> list[ManifestFields]:
+    """Return the objects of a document, which may be a list of them."""
+    whole = ManifestFields(document)
+    return whole.each("items") if whole.text("kind").endswith("List") else [whole]
 
 
 def _pods(

@@ -41,7 +41,8 @@ _GROUP = re.compile(r"(?:\)|(?<=[\s;])\})(?:[^\n;&|]|(?<=>)&)*(?<!>)&(?![&>])")
 _EXPORTS = re.compile(r"\s-\w*x")
 """An option with which a declaration exports."""
 _SETS_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=([^${}'\"\\]*)\}")
-_POSITIONAL = frozenset({*map(str, range(1, 10)), "#", "@[@]"})
+_DIGITS = "123456789"
+_POSITIONAL = frozenset({*_DIGITS, "#", "@[@]"})
 """Variables that stand for the arguments of a script or function."""
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\[\w+\])?)(\+?)=(.*)", re.DOTALL)
 _TO_END = re.compile("-[a-z]*d")
@@ -194,6 +195,8 @@ class Shell:
                     target=_target(found.words) or extra.get("target", ""),
                     reads=of_document.union(*left.values()),
                 )
+                if made.words[0] == "set":
+                    self._texts["@"] = made.reads
                 yield from self._started(made, is_sure=is_sure)
             else:
                 self._texts |= {
@@ -253,8 +256,8 @@ class Shell:
             yield command
             return
         is_other = function is None and name not in {"eval", "source", "."}
-        outer = self._is_sure, self._local
-        self._is_sure, self._local = is_sure, set()
+        outer = self._is_sure, self._local, self._texts.get("@", frozenset())
+        self._is_sure, self._local, self._texts["@"] = is_sure, set(), command.reads
         if name != "eval" and (arguments or name not in {"source", "."}):
             self.place(arguments)
         self._nesting += 1
@@ -268,7 +271,7 @@ class Shell:
             )
         self._nesting -= 1
         own_names = {*_POSITIONAL, *(self._local if function else ())}
-        self._is_sure, self._local = outer
+        self._is_sure, self._local, self._texts["@"] = outer
         if is_other:  # what another shell sets is its own
             own_names = {*self.variables, *before}
         for key in () if name == "eval" else own_names:
@@ -281,8 +284,8 @@ class Shell:
         for key in _POSITIONAL:
             self.variables.pop(key, None)
         if not any(one.startswith(("$@", "$*", "${@", "${*")) for one in arguments):
-            self.variables |= {str(at): one for at, one in enumerate(arguments[:9], 1)}
-            self.variables |= dict.fromkeys(map(str, range(len(arguments) + 1, 10)), "")
+            self.variables |= dict.fromkeys(_DIGITS, "")
+            self.variables |= dict(zip(_DIGITS, arguments, strict=False))
             self.variables |= {"@[@]": expansion.BETWEEN.join(arguments), "#": str(len(arguments))}
 
     def _run(self, words: list[str], *, is_conditional: bool) -> ShellCommand | None:

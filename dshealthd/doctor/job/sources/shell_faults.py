@@ -35,6 +35,7 @@ _COMPUTES = re.compile(
     re.MULTILINE,
 )
 """What sets variables whose names only the shell knows."""
+_OF_SHELL = frozenset({"HOSTNAME", "RANDOM", "BASHPID", "HOME", "USER", "PATH", "PWD"})
 MAX_NAMES = 128
 """Names that are compared with each other; scripts of people have some 50."""
 
@@ -91,10 +92,8 @@ def faults(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
     for name in sorted(is_set - read)[:MAX_NAMES]:
         other, is_near = launcher_command.nearest(name, known)
         if is_near and not re.search(rf"(?<![$\w{{]){other}\b", lines):
-            is_given = other in launcher_command.OF_SLURM or expansion.GIVEN.match(other)
             is_renamed = re.search(rf"\b{name}=[^\n]*\$\{{?{other}\b", lines)
-            known_names = {*expansion.PER_NODE, "HOME", "USER", "PATH", "PWD"}
-            if not is_given and not is_renamed and other not in known_names:
+            if not is_renamed and not expansion.GIVEN.match(other) and other not in _OF_SHELL:
                 yield ScriptFault(
                     f" sets {name}, which nothing reads, and reads {other}, which nothing sets",
                     *(other, other),
@@ -136,7 +135,7 @@ def _statuses(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
             has_pipefail = has_pipefail or "pipefail" in one.words
         is_trapped = is_trapped or (program == "trap" and bool({"EXIT", "ERR"} & {*one.words}))
         reads = program in {"[", "[[", "test", "exit"} and "$?" in one.words and last
-        if program in _SAYS and not reads:
+        if program in _SAYS:
             continue  # the status may be kept before
         launch = os.path.basename(last[0].words[0]) if reads else ""
         if reads and last[1:] and not has_pipefail:

@@ -23,7 +23,7 @@ _SAYS = frozenset({"echo", "printf", "date", "true", "exit"})
 """Commands that end at once."""
 _SIGNAL = re.compile(r"(?:([RB]+):)?(\w+)(?:@(\d+))?")
 _NAMED = re.compile(r"(?<![\\$])\$\{?([A-Za-z]\w*(?<!_)_|SLURM_\w+)\b(?!:|-|\+|\?)")
-_GROUP = re.compile(r"_(?:HET|PACK)_GROUP_\d+$")
+_GROUP = re.compile(r"_HET_GROUP_\d+$")
 """Ends the variables of one component of a heterogeneous job."""
 _WHOLE = ("nodes", "ntasks", "cpus-per-task", "mem")
 """Options of which a step has as much as the job, unless it says otherwise."""

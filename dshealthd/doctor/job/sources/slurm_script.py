@@ -48,7 +48,7 @@ ALLOCATION = {
 _COPIES = frozenset({"cat", "tee"})
 """Programs whose output is their here-document."""
 _DEFAULTED = re.compile(r"\$\{(\w+):?-")
-_SEPARATOR = re.compile(r"#SBATCH\s+(?:het|pack)job\b")
+_SEPARATOR = re.compile(r"#SBATCH\s+hetjob\b")
 """Stands between the components of a heterogeneous job (slurm.schedmd.com)."""
 
 
@@ -180,10 +180,10 @@ def parse(
         # its own default, NAME=${NAME:-VALUE}, is no use of it
         and not re.search(rf"(?<!{name}=)\$\{{?{name}\b|\bunset\b[^\n]*\b{name}\b", text)
     }
-    left = {name: name in reader.exported for name in read_there - given if name in reader.assigned}
+    left = {name: name in reader.exported for name in sorted(read_there & reader.assigned - given)}
     outer = launch.command.find("srun") if launch.command else None
     step = outer.options if outer else {}
-    at = natural(step.get("het-group", step.get("pack-group", "0")))  # None for several
+    at = natural(step.get("het-group", "0"))  # None for several
     component = components[at] if at is not None and at < len(components) else {}
     called = list(calls(seen, found))
     config = written(launch.command.config) if launch.command else ""
