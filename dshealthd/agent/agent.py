@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dshealthd.agent import logs, node_figures
@@ -18,7 +19,7 @@ from dshealthd.collection.scheduler import Scheduler
 from dshealthd.config import config as configuration
 from dshealthd.core import background, garbage, state_file, state_writer, timing
 from dshealthd.core.child import ErrorPipe, cause
-from dshealthd.core.collector import News
+from dshealthd.core.collector import News, Sample
 from dshealthd.core.documents import LeftOut
 from dshealthd.core.options import ConfigError
 from dshealthd.core.self_metrics import SelfMetrics
@@ -32,23 +33,19 @@ from dshealthd.findings.judgement import series_of
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.findings.overview import overview
 from dshealthd.findings.work import work
-from dshealthd.jobs.heartbeats.page import page_holder
+from dshealthd.jobs.heartbeats.page import PageHolder, page_holder
 from dshealthd.jobs.service import Jobs
-from dshealthd.nvrx.fitness import fitness
+from dshealthd.nvrx.fitness import Fitness, fitness
 from dshealthd.nvrx.options import NvrxOptions
 from dshealthd.nvrx.service import HealthCheckService as HealthCheck
 from dshealthd.web.server import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from dshealthd.config.config import Config
-    from dshealthd.core.collector import Sample
     from dshealthd.findings.series import Series
     from dshealthd.jobs.hangs.judge import Standstill
-    from dshealthd.jobs.heartbeats.page import PageHolder
-    from dshealthd.nvrx.fitness import Fitness
 
 log = logging.getLogger(__name__)
 

@@ -8,17 +8,15 @@ import logging
 import os
 import queue
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dshealthd.core import background, documents
 from dshealthd.core.child import StartError
-from dshealthd.core.collector import counter
+from dshealthd.core.collector import Sample, counter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dshealthd.config.config import Log
-    from dshealthd.core.collector import Sample
 
 DROPPED = counter(
     "dshealthd_log_lines_dropped_total",

@@ -7,16 +7,14 @@ A fleet of 10,000 nodes has 80,000 series of each figure by GPU; the shipped rul
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import gauge
+from dshealthd.core.collector import Sample, gauge
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.findings.series import Series
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot
 
 CLASS = gauge(

@@ -5,13 +5,12 @@ An agent without probes imports none of their modules.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.options import ProbeOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import TYPE_CHECKING
 
 from dshealthd.core import timing
@@ -14,8 +15,6 @@ from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.text import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, MutableMapping
-
     from dshealthd.core.snapshot import Snapshot
 
 log = logging.getLogger(__name__)

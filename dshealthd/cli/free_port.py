@@ -8,6 +8,7 @@ import errno
 import os
 import random
 import socket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.rendezvous import parse_ports
@@ -19,7 +20,6 @@ from dshealthd.linux.local_network import local_ports
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
     from dshealthd.config.config import Config
     from dshealthd.core.host import Host

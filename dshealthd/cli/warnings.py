@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dshealthd.core.options import settable
@@ -16,8 +17,6 @@ from dshealthd.slurm.options import SlurmOptions
 from dshealthd.symptoms import all_symptoms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dshealthd.config.config import Config
 
 

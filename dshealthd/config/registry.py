@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,6 @@ from dshealthd.core.collector import Collector, Metric
 from dshealthd.core.options import Section
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from types import ModuleType
 
 SOURCE = Path(dshealthd.__file__).parent

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
 
 EVERY = 60.0
 """Seconds between two searches for cycles."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 from dshealthd.core import schema
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
     from dshealthd.core.collector import Metric
 
 Row = tuple[str, tuple[str, ...], Annotated[float, schema.Number(0, sys.float_info.max)]]

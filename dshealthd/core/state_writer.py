@@ -8,18 +8,16 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dshealthd.core import background, schema, state_file
 from dshealthd.core.child import StartError
-from dshealthd.core.collector import counter, gauge
+from dshealthd.core.collector import Sample, counter, gauge
 from dshealthd.core.timing import holds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    from dshealthd.core.collector import Sample
 
 log = logging.getLogger(__name__)
 

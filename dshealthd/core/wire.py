@@ -11,17 +11,15 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import documents
-from dshealthd.core.collector import Fault, Reason, sample_of, series_of, value_of
+from dshealthd.core.collector import Fault, Metric, Reason, sample_of, series_of, value_of
 from dshealthd.core.result import CollectionOutcome, CollectionResult
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator, Mapping
-
-    from dshealthd.core.collector import Metric
 
 LENGTH = struct.Struct(">I")
 MAX_FRAME = 16 << 20

@@ -5,6 +5,7 @@ Job checks are imported only on request: importing them takes a tenth of the sta
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.options import ConfigError, unknown
@@ -13,7 +14,6 @@ from dshealthd.doctor.options import DoctorOptions
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Iterator, Sequence
 
     from dshealthd.config.config import Config
     from dshealthd.doctor.check import Check

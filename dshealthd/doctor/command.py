@@ -7,6 +7,7 @@ import datetime as dt
 import functools
 import os
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.config import flags
@@ -36,8 +37,6 @@ from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.runbooks import render
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dshealthd.config.config import Config
     from dshealthd.doctor.check import Check
 

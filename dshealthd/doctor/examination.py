@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.doctor.check import RESULTS, Result, unknown, worst
+from dshealthd.doctor.check import RESULTS, Check, Result, unknown, worst
 from dshealthd.doctor.status_document import DEADLINE
 from dshealthd.findings.finding import ORDER, State
 from dshealthd.http.document import MAX_DOCUMENT
-from dshealthd.linux.forked import Pool
+from dshealthd.linux.forked import Emit, Ended, Pool
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from dshealthd.doctor.check import Check
     from dshealthd.doctor.options import Accepted
     from dshealthd.doctor.snapshot_check import SnapshotCheck
-    from dshealthd.linux.forked import Emit, Ended
 
 _LOOK = "the node's status"
 

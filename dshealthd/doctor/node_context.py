@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import schema
 from dshealthd.findings.finding import Finding
-from dshealthd.findings.series import of_document
+from dshealthd.findings.series import Series, of_document
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from dshealthd.config.config import Config  # noqa: TC004 - nothing evaluates this type
     from dshealthd.core.host import Host
-    from dshealthd.findings.series import Series
 
 _VERSIONS = ("driver", "cuda", "nvml")
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dshealthd.core.options import Bytes, Section, option
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _ACCEPTED = re.compile(
     r"(?P<check>[a-z0-9-]+)(?: (?P<component>.+?))? until (?P<until>\d{4}-\d\d-\d\d): "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors import filesystem
@@ -22,8 +23,6 @@ from dshealthd.linux.credentials import assumed
 from dshealthd.linux.process_root import Root
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dshealthd.doctor.node_context import NodeContext
     from dshealthd.findings.limits import Limits
 

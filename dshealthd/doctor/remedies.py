@@ -7,13 +7,12 @@ If a word has control characters, which a terminal would act on, there is no com
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.check import Result, critical, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dshealthd.doctor.job.sources.source import Source
 
 _COMMON = frozenset({"type", "enabled", "device", "nvme_path", "ratio", "stages"})

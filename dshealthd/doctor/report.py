@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd import __version__
 from dshealthd.core import schema
@@ -13,12 +13,7 @@ from dshealthd.doctor.check import Result, worst
 from dshealthd.doctor.examination import Examined
 from dshealthd.findings.finding import ORDER, State
 from dshealthd.http.document import Shallow
-from dshealthd.status.paint import EXIT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from dshealthd.status.paint import Paint
+from dshealthd.status.paint import EXIT, Paint
 
 SCHEMA = 1
 """Version of the JSON document; new keys keep it, a change of meaning increments it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
@@ -10,8 +11,6 @@ from dshealthd.doctor.check import Result, ok, unknown, warning
 from dshealthd.doctor.examination import Examined
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from dshealthd.doctor.report import NodeReport
 
 SHOWN = 5

@@ -6,19 +6,14 @@ alerts agree.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import is_of_job, reason_in_words
 from dshealthd.doctor.check import Check, Result, ok, unknown
 from dshealthd.doctor.node_context import NodeContext
-from dshealthd.findings.finding import State
+from dshealthd.findings.finding import Finding, State
 from dshealthd.probe.options import ProbeOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from dshealthd.findings.finding import Finding
 
 
 @dataclass(frozen=True)

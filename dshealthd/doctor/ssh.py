@@ -13,23 +13,19 @@ import selectors
 import shlex
 import subprocess
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.core import documents
 from dshealthd.core.text import printable
 from dshealthd.doctor.report import NodeReport, parse_node
 from dshealthd.findings.finding import State
-from dshealthd.linux.forked import Pool
+from dshealthd.linux.forked import Emit, Ended, Pool
 from dshealthd.probe.members.hostlist import HostlistError, MembershipError, expand
 from dshealthd.probe.members.membership import load
 from dshealthd.probe.options import MembershipOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from dshealthd.linux.forked import Emit, Ended
 
 ALLOCATION = "slurm"
 MAX_ANSWER = 1 << 20

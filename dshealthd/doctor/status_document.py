@@ -17,13 +17,12 @@ from dshealthd.core.snapshot import Snapshot
 from dshealthd.core.timing import time_limit
 from dshealthd.findings.judgement import judge, series_of, unready
 from dshealthd.findings.options import FindingsOptions
-from dshealthd.http.client import local
+from dshealthd.http.client import Access, local
 from dshealthd.http.exchange import Unreachable
 from dshealthd.web.status import document as render
 
 if TYPE_CHECKING:
     from dshealthd.config.config import Config
-    from dshealthd.http.client import Access
 
 ASK_DEADLINE = 1.5
 """Seconds for the agent, which answers from memory; a stopped or hung one is not waited for."""

@@ -13,13 +13,13 @@ import shutil
 import stat
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 SUMMARY = "summary.txt"

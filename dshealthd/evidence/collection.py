@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core import documents
@@ -35,14 +36,11 @@ from dshealthd.explain import dumps
 from dshealthd.explain.group_verdicts import judge_dumps
 from dshealthd.jobs.ras.protocol import MAX_ANSWER
 from dshealthd.jobs.ras.question import JobProcess
-from dshealthd.linux.forked import Pool
+from dshealthd.linux.forked import Ended, Function, Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from dshealthd.core.host import Host
     from dshealthd.evidence.bundle import Bundle
-    from dshealthd.linux.forked import Ended, Function
 
 HOUR = 3600.0
 DEADLINE = flight_recorder.PATIENCE + members.DEADLINE

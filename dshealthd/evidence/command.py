@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.config.flags import EXIT_FAILURE
@@ -12,18 +13,14 @@ from dshealthd.core.collector import reason_in_words
 from dshealthd.core.text import plural, print_lines, printable
 from dshealthd.evidence import members
 from dshealthd.evidence.bundle import SUMMARY
-from dshealthd.evidence.findings import HangCase
+from dshealthd.evidence.findings import HangCase, NodeMembers
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import Evidence, log_sources
-from dshealthd.http.client import local
+from dshealthd.http.client import Access, local
 from dshealthd.http.exchange import Unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from dshealthd.config.config import Config
-    from dshealthd.evidence.findings import NodeMembers
-    from dshealthd.http.client import Access
 
 
 def evidence(loaded: Config, access: Access, *, job: str | None) -> int:

@@ -13,22 +13,16 @@ import functools
 import os
 import stat
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping
 
-from dshealthd.core.host import read_bytes, signature
+from dshealthd.core.host import Host, Signature, read_bytes, signature
 from dshealthd.evidence.findings import file_of
 from dshealthd.explain.dumps import MAX_DUMP
 from dshealthd.linux import privileges
-from dshealthd.linux.forked import Missing
+from dshealthd.linux.forked import Emit, Missing
 from dshealthd.linux.process import open_files, parse_stat
 from dshealthd.linux.process_root import Root
 from dshealthd.linux.regular_files import Irregular, read
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from dshealthd.core.host import Host, Signature
-    from dshealthd.linux.forked import Emit
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any
 
@@ -16,15 +17,12 @@ from dshealthd.explain.finding import decide
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.jobs.logs import files
 from dshealthd.linux import privileges
-from dshealthd.linux.forked import Missing
+from dshealthd.linux.forked import Emit, Missing
 from dshealthd.linux.process_root import Root
 from dshealthd.linux.regular_files import Irregular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from dshealthd.core.host import Host
-    from dshealthd.linux.forked import Emit
 
 FILE = "explain.txt"
 MAX_BYTES = 256 << 20

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import NotAvailable, SourceError
 from dshealthd.core.text import printable
-from dshealthd.linux.forked import Missing
+from dshealthd.linux.forked import Emit, Missing
 from dshealthd.linux.journal import kernel_log_reader
 from dshealthd.linux.kmsg import KERNEL, KernelLogRecord, kernel_clock
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host
-    from dshealthd.linux.forked import Emit
 
 
 FILE = "kernel-log.txt"

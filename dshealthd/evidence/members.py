@@ -6,6 +6,7 @@ import functools
 import operator
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,10 @@ from dshealthd.evidence.flight_recorder import DUMPS, PIPE
 from dshealthd.jobs.ownership import claimed_name
 from dshealthd.jobs.processes import ProcessTable, Unseen
 from dshealthd.jobs.ranks import Ranks
-from dshealthd.linux.forked import Ended, Pool
+from dshealthd.linux.forked import Emit, Ended, Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from dshealthd.core.host import Host
-    from dshealthd.linux.forked import Emit
 
 MAX_RANKS = 64
 """Ranks that are inspected; users take turns."""

@@ -6,6 +6,7 @@ The rules are the collector's: an NCCL release that a query can crash is not que
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import documents
@@ -20,14 +21,11 @@ from dshealthd.jobs.ras.from_json import parse_json
 from dshealthd.jobs.ras.options import NcclRasOptions
 from dshealthd.jobs.ras.status import MalformedAnswer
 from dshealthd.linux import privileges
-from dshealthd.linux.forked import Missing
+from dshealthd.linux.forked import Emit, Missing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from dshealthd.core.host import Host
     from dshealthd.jobs.ras.question import JobProcess, Loaded
-    from dshealthd.linux.forked import Emit
 
 PAUSE = 4.0
 """Seconds from one answer to the next query; what is the same in both answers is stalled."""

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dshealthd.core.host import lines_of, read
+from dshealthd.core.host import Host, lines_of, read
 from dshealthd.core.text import printable
 from dshealthd.evidence.findings import file_of
 from dshealthd.linux.activity import parse_activity
-from dshealthd.linux.forked import Missing
-
-if TYPE_CHECKING:
-    from dshealthd.core.host import Host
-    from dshealthd.linux.forked import Emit
+from dshealthd.linux.forked import Emit, Missing
 
 INTERVAL = 1.0
 """Seconds between the two readings."""

@@ -11,26 +11,24 @@ import functools
 import logging
 import socket
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.collection.worker_process import Channel
 from dshealthd.core import background, child, documents, state_file, state_writer
-from dshealthd.core.collector import counter, gauge
+from dshealthd.core.collector import Sample, counter, gauge
 from dshealthd.core.options import encode
 from dshealthd.core.timing import time_limit
-from dshealthd.evidence.bundle import bundles_among
+from dshealthd.evidence.bundle import Kept, bundles_among
 from dshealthd.evidence.findings import HangCase, LogSources
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.linux import forked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from dshealthd.config.config import Config
-    from dshealthd.core.collector import Sample
     from dshealthd.core.host import Host
-    from dshealthd.evidence.bundle import Kept
     from dshealthd.jobs.hangs.judge import Standstill
 
 log = logging.getLogger(__name__)

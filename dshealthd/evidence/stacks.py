@@ -9,20 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.core import documents
-from dshealthd.core.host import lines_of, read
+from dshealthd.core.host import Host, lines_of, read
 from dshealthd.core.text import printable
 from dshealthd.evidence.findings import file_of
 from dshealthd.explain.flight_recorder import is_library
 from dshealthd.linux import privileges
-from dshealthd.linux.forked import Missing
+from dshealthd.linux.forked import Emit, Missing
 from dshealthd.linux.process_root import Root
-
-if TYPE_CHECKING:
-    from dshealthd.core.host import Host
-    from dshealthd.linux.forked import Emit
 
 ATTEMPTS = 3
 """A running process may be read in the middle of a change, so several attempts are made."""

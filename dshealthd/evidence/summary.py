@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from dshealthd.evidence.findings import CollectedEvidence, RankEvidence
 
 COUNTED = re.compile(

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from dshealthd.explain.case import MISMATCH, are_near
-from dshealthd.explain.events import listed
+from dshealthd.explain.case import MISMATCH, Case, are_near
+from dshealthd.explain.events import Event, Place, listed
 from dshealthd.explain.facts import SEVERAL
-from dshealthd.explain.group_verdicts import MAX_SIZE, is_part_of_job
+from dshealthd.explain.group_verdicts import MAX_SIZE, GroupVerdict, is_part_of_job
 from dshealthd.explain.names import named, ranks_in
 from dshealthd.explain.prefilter import bare
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dshealthd.explain.case import Case
-    from dshealthd.explain.events import Event, Place
-    from dshealthd.explain.group_verdicts import GroupVerdict
 
 ON_ALL = " (on all ranks)"
 """The end of a statement on a cause that all ranks report alike."""

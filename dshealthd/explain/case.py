@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import signal
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks
 from dshealthd.explain.clocks import Clock
 from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Event, Origin, Stamp
-from dshealthd.explain.facts import Recognized
+from dshealthd.explain.facts import Failure, Recognized, SourceFacts
 from dshealthd.explain.identities import Identities
 from dshealthd.explain.names import bound, named, numbers, spoken_rank
 from dshealthd.explain.patterns import load, said
 from dshealthd.explain.remarks import is_row
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dshealthd.explain.facts import Failure, SourceFacts
 
 NEAR = 50
 """Lines within which two messages may be about one fault."""

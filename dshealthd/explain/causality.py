@@ -8,19 +8,17 @@ failed or ended, what stands near it or beneath it says why.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks, remarks
-from dshealthd.explain.events import Origin
+from dshealthd.explain.events import Event, Origin
 from dshealthd.explain.reading import CHATTER, cause, standing
 from dshealthd.explain.reading import PATTERN as STATED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dshealthd.explain.case import Case
-    from dshealthd.explain.events import Event
 
 OF_LOST_PEERS = {f"nccl-remote-error/{name}" for name in ("nccl", "gloo", "store")}
 """Reports that a peer is gone: how it ended, or what cut it off, only its own log can say."""

@@ -5,12 +5,11 @@ Stamps without a time zone count as UTC.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from dshealthd.explain.events import Origin, Stamp
 
 Clock: TypeAlias = "str | int"

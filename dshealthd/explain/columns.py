@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os.path
 import re
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from dshealthd.explain.events import is_name_of_host
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NEARLY_ALL = 0.9
 """Share of a file's first lines that must have what a collector puts before every line."""

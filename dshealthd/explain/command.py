@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from dshealthd import symptoms
 from dshealthd.core import documents
@@ -16,9 +17,6 @@ from dshealthd.explain.events import Place
 from dshealthd.explain.finding import Finding, decide
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.symptoms import runbooks
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 EXIT_NOTHING, EXIT_FOUND, EXIT_UNDECIDED, EXIT_USAGE = 0, 1, 3, 64
 EXIT = {"nothing": EXIT_NOTHING, "found": EXIT_FOUND, "undecided": EXIT_UNDECIDED}

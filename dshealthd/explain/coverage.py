@@ -7,16 +7,14 @@ missing. A rank without a report in such a log may have reported like all others
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks
-from dshealthd.explain.events import listed
+from dshealthd.explain.events import Origin, listed
 from dshealthd.explain.identities import Identities
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dshealthd.explain.events import Origin
     from dshealthd.explain.facts import Recognized
 
 GRACE = 10.0

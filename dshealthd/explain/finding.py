@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.explain import remarks
 from dshealthd.explain.accusation import ALIKE, ON_ALL, accused, are_alike, left_silently
-from dshealthd.explain.case import MISMATCH, prepare
+from dshealthd.explain.case import MISMATCH, Case, prepare
 from dshealthd.explain.causality import OF_LOST_PEERS, candidates, holding, is_telling, precedes
 from dshealthd.explain.coverage import ABORTED, TERMINATED
 from dshealthd.explain.events import Event, Place
@@ -21,9 +22,6 @@ from dshealthd.explain.reading import WORTH_READING, standing, worth_reading
 from dshealthd.explain.remarks import NOTES, STATES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dshealthd.explain.case import Case
     from dshealthd.explain.facts import Recognized
 
 MAX_CHAIN = 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,6 @@ from dshealthd.explain.events import Place, listed
 from dshealthd.explain.facts import Recognized
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from dshealthd.explain.ledger import GroupMember, Ledger
 
 MAX_SIZE = 200_000

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from dshealthd.explain.names import PCI, Heading, numbers, only, short
+from dshealthd.explain.names import PCI, Heading, Seat, numbers, only, short
 from dshealthd.explain.streams import same_digits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from dshealthd.explain.events import Origin
     from dshealthd.explain.facts import Recognized
-    from dshealthd.explain.names import Seat
 
 _BEFORE = re.compile(r'(?:\{"\w+": ?")?\[?([\w][\w.-]*\w)[\]@: ]')
 """What a line begins with, or the message of a container's record in JSON."""

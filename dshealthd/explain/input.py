@@ -16,15 +16,13 @@ import lzma
 import os
 import sys
 import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import IO, Any, NamedTuple, TypeAlias, cast
 
 from dshealthd.explain.streams import ANSI
 from dshealthd.linux import regular_files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 BLOCK = 1 << 18
 """Bytes read at a time: few enough to stay in a core's own cache while they are searched."""

@@ -7,17 +7,13 @@ is read from each of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dshealthd.explain import names, progress, remarks
 from dshealthd.explain.patterns import Pattern, load
 from dshealthd.explain.prefilter import bare
-from dshealthd.explain.streams import HEAD, same_digits
+from dshealthd.explain.streams import HEAD, Line, same_digits
 from dshealthd.explain.templates import MAX_MATCHED
 from dshealthd.explain.tracebacks import as_exception, begins
-
-if TYPE_CHECKING:
-    from dshealthd.explain.streams import Line
 
 MAX_REMEMBERED = 1 << 22
 """Maximum bytes of the kinds that are remembered; beyond it, all are forgotten."""

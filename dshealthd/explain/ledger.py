@@ -8,14 +8,11 @@ same size, the fault is inside the collective (fabric or GPU) and no rank is to 
 from __future__ import annotations
 
 import re
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dshealthd.explain.events import Origin, Place
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
-
 
 MAX_MEMBERS = 100_000
 _GROUP = re.compile(

@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Collection
+from typing import NamedTuple, TypeVar
 
-from dshealthd.explain.events import is_name_of_host
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from dshealthd.explain.events import Origin
+from dshealthd.explain.events import Origin, is_name_of_host
 
 T = TypeVar("T")
 

@@ -18,19 +18,16 @@ import functools
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.explain.events import LAYERS
 from dshealthd.explain.prefilter import Need, Prefilter, needed
 from dshealthd.explain.remarks import WORDS
 from dshealthd.linux.kernel_lines import event_expressions, xid_expression
 from dshealthd.symptoms import entry
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROLES = ("cause", "consequence", "confirmation", "loss")
 """A cause; a consequence of one; more detail about one; a value that a training loop reports."""

@@ -9,10 +9,8 @@ from __future__ import annotations
 import importlib
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 _parser: Any = importlib.import_module("re._parser")
 """The parser that `re` itself uses; there is no public access to a parsed expression."""

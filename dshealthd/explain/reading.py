@@ -8,15 +8,13 @@ wrapper, and the first of equals comes before those that follow from it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import remarks
-from dshealthd.explain.case import are_near
+from dshealthd.explain.case import Case, are_near
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dshealthd.explain.case import Case
     from dshealthd.explain.events import Event
     from dshealthd.explain.statements import Statement
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -23,8 +24,6 @@ from dshealthd.explain.templates import MAX_MATCHED, Templates
 from dshealthd.explain.tracebacks import Assembler, LauncherSummary, Traceback, as_exception
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from dshealthd.explain.patterns import Pattern
 
 MAX_EVENTS = 20_000

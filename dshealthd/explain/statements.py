@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from dshealthd.explain.events import Event, Origin
+from dshealthd.explain.events import Event, Origin, Place
 from dshealthd.explain.remarks import EVENT, WENT_ON, Remark
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.explain.events import Place
 
 MAX_SHAPES = 300
 """Maximum number of different remarks kept of a file; the latest ones are those near its end."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dshealthd.explain import progress
 from dshealthd.explain.columns import (
@@ -26,9 +27,6 @@ from dshealthd.explain.columns import (
     name_at,
 )
 from dshealthd.explain.events import Origin, Stamp, is_name_of_host
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 MAX_PREFIXES = 8
 HEAD = "Traceback (most recent call last)"

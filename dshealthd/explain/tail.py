@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import input as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from dshealthd.explain.recognition import Recognizer
 
 MAX_TAKEN = 1 << 20

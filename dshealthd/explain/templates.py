@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -12,7 +13,6 @@ from dshealthd.explain.streams import ANSI
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Iterable, Sequence
 
 MAX_MATCHED = 2000
 """Maximum characters of a line to match: the time of a pattern may grow with their square."""

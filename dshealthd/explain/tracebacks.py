@@ -5,18 +5,13 @@ ranks.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from dshealthd.explain.events import Frame, Place, Stamp
-from dshealthd.explain.facts import MAX_FAILURES, Bounded, Failure
+from dshealthd.explain.facts import MAX_FAILURES, Bounded, Failure, Recognized
 from dshealthd.explain.names import short
 from dshealthd.explain.streams import HEAD, Line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dshealthd.explain.facts import Recognized
 
 MAX_MESSAGE_LINES = 16
 MAX_MESSAGE = 4000

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.past import MINUTES_15
-from dshealthd.findings.series import each, flagged, over, short_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.findings.series import Series
+from dshealthd.findings.series import Series, each, flagged, over, short_name
 
 TROUBLE, PROBES = "DshealthdAgentTrouble", "DshealthdProbesTrouble"
 CRASHED = gauge(

@@ -9,14 +9,15 @@ of its ranks another rendezvous. Those that have ended are kept in the node's re
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dshealthd.core import schema
-from dshealthd.core.collector import gauge
+from dshealthd.core.collector import Sample, gauge
 from dshealthd.findings.entry import Entry
-from dshealthd.findings.record import current_boot
+from dshealthd.findings.record import NodeRecord, current_boot
 from dshealthd.jobs.environment import RENDEZVOUS, digest, natural, scheduler_job
 from dshealthd.jobs.goodput import Card, Goodput, Slowest, quantiles
 from dshealthd.jobs.hangs.classes import HangClass
@@ -24,10 +25,6 @@ from dshealthd.jobs.hangs.exits import FAILURES, ExitKind, first_end
 from dshealthd.jobs.shares import share_places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from dshealthd.core.collector import Sample
-    from dshealthd.findings.record import NodeRecord
     from dshealthd.jobs.hangs.judge import Standstill
     from dshealthd.jobs.hangs.states import RankState
     from dshealthd.jobs.heartbeats.identity import Identity

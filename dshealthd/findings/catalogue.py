@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.options import Duration
 from dshealthd.findings.finding import Finding, Sign, State
-from dshealthd.findings.limits import source
+from dshealthd.findings.limits import Limits, source
 from dshealthd.findings.series import DEFAULTS, metric_name
 from dshealthd.symptoms import all_symptoms, sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dshealthd.findings.limits import Limits
     from dshealthd.symptoms.entry import FindingType
 
 FAILING = "DshealthdCollectorFailing"

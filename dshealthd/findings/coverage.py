@@ -5,16 +5,11 @@ Inspector, its launches counted from outside, or nothing but its process.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.series import short_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.findings.series import Series
+from dshealthd.findings.series import Series, short_name
 
 FOLLOWED = gauge(
     "dshealthd_job_followed_ranks",

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from dshealthd.core import schema
-from dshealthd.findings.finding import Moment, State
+from dshealthd.findings.finding import Finding, Moment, State
 from dshealthd.jobs.goodput import Card
-
-if TYPE_CHECKING:
-    from dshealthd.findings.finding import Finding
 
 MARKS = {State.OK: ".", State.WARNING: "w", State.UNKNOWN: "?", State.CRITICAL: "C", None: " "}
 """A cell of a strip as a character, by its worst severity; None while no agent watched."""

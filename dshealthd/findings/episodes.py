@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,6 @@ from dshealthd.findings.finding import Finding, State, Verdict
 from dshealthd.findings.past import CLOCK_SET
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     Key = tuple[str, str, str, str]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
@@ -10,6 +11,7 @@ from dshealthd.findings.finding import Sign
 from dshealthd.findings.past import HOUR, MINUTES_5, MINUTES_15, WEEK
 from dshealthd.findings.series import (
     RECENT,
+    Series,
     by,
     each,
     each_over,
@@ -20,10 +22,6 @@ from dshealthd.findings.series import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from dshealthd.findings.series import Series
-
     Port = tuple[str, str]
 
 BLIP = 30.0

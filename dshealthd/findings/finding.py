@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from dshealthd.core import schema
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 SCHEMA = 1
 """Version of `findings` and `verdict` in `/api/v1/status`; see docs/status-api.md."""

@@ -4,14 +4,13 @@ were.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dshealthd.findings.series import Point, Series
 
 BEFORE = gauge("dshealthd_gpus_before", "Most GPUs that this node has had on its PCI bus.")

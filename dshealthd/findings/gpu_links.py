@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.past import HOUR, MINUTES_5, MINUTES_15, WEEK
-from dshealthd.findings.series import RECENT, Point, by, each, each_over, flagged, logged, over
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from dshealthd.findings.series import Series
+from dshealthd.findings.series import (
+    RECENT,
+    Point,
+    Series,
+    by,
+    each,
+    each_over,
+    flagged,
+    logged,
+    over,
+)
 
 FABRIC_COMPLETE = 3
 """nvmlGpuFabricInfo: GPU_FABRIC_STATE_COMPLETED."""

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
 from dshealthd.findings.past import DAY, HOUR
-from dshealthd.findings.series import by, each, each_over, flagged, keyed, logged, some
+from dshealthd.findings.series import (
+    Point,
+    Series,
+    by,
+    each,
+    each_over,
+    flagged,
+    keyed,
+    logged,
+    some,
+)
 from dshealthd.findings.users import Users
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
-
-    from dshealthd.findings.series import Point, Series
 
 HUNG = frozenset(("timeout", "stuck", "crashed"))
 """Reasons that mean a call did not return."""

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
-from dshealthd.findings.series import by, each, keyed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from dshealthd.findings.series import Series
+from dshealthd.findings.series import Series, by, each, keyed
 
 THROTTLED = "DshealthdGpuThrottled"
 AGAIN = 60.0

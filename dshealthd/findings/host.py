@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.past import DAY, HOUR, MINUTES_5
-from dshealthd.findings.series import RECENT, each, each_over, flagged, logged, over, share, some
+from dshealthd.findings.series import (
+    RECENT,
+    Point,
+    Series,
+    each,
+    each_over,
+    flagged,
+    logged,
+    over,
+    share,
+    some,
+)
 from dshealthd.findings.storage import waits_told
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.findings.series import Point, Series
 
 BUSY, NEAR = "DshealthdRendezvousPortsBusy", "DshealthdHostLimitNear"
 ERROR = "DshealthdHostErrors"

@@ -14,25 +14,21 @@ ranks.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from dshealthd.core import schema
 from dshealthd.core.collector import gauge
 from dshealthd.core.text import several
 from dshealthd.findings import launches
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.series import by
+from dshealthd.findings.series import Series, by
 from dshealthd.findings.stalls import judged_by_heartbeats, of_processes, waiting_gpus
 from dshealthd.findings.work import work
 from dshealthd.jobs.hangs.judge import NOTICE, UNEXPLAINED
 from dshealthd.jobs.hangs.silence import FLOOR, MARGIN
 from dshealthd.linux.activity import BUSY, IDLE_SHARE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.findings.series import Series
 
 IDLE = gauge(
     "dshealthd_job_idle_seconds",

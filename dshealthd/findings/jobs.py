@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -12,15 +13,12 @@ from dshealthd.core.text import MOST_NAMED
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
 from dshealthd.findings.past import HOUR
-from dshealthd.findings.series import by, keyed, over, short_name, some
+from dshealthd.findings.series import Series, by, keyed, over, short_name, some
 from dshealthd.findings.settings import likely, ranks_named
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.exits import AT_ONCE, FAILURES, first_end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from dshealthd.findings.series import Series
     from dshealthd.jobs.hangs.judge import Standstill
 
 NORM = gauge(

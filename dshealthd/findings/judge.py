@@ -11,11 +11,12 @@ import dataclasses
 import functools
 import logging
 import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.config import registry
 from dshealthd.core import documents, schema, state_writer
-from dshealthd.core.collector import Reason, counter, gauge
+from dshealthd.core.collector import Reason, Sample, counter, gauge
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.state_writer import StateFile
 from dshealthd.findings import coverage, fabric, idleness, stalls
@@ -23,8 +24,8 @@ from dshealthd.findings.agent import CRASHED
 from dshealthd.findings.attempts import Attempts
 from dshealthd.findings.catalogue import catalogue, starting_finding, unread
 from dshealthd.findings.entry import Entry
-from dshealthd.findings.episodes import Episodes
-from dshealthd.findings.finding import State, Verdict
+from dshealthd.findings.episodes import Episode, Episodes
+from dshealthd.findings.finding import Finding, State, Verdict
 from dshealthd.findings.gpu_history import GpuHistory
 from dshealthd.findings.idleness import Idleness
 from dshealthd.findings.judgement import judgement_of, pending, series_of, unready
@@ -35,14 +36,10 @@ from dshealthd.findings.record import NodeRecord, current_boot
 from dshealthd.findings.trends import Trends
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from dshealthd.config.config import Config
-    from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot
-    from dshealthd.findings.episodes import Episode
-    from dshealthd.findings.finding import Finding
     from dshealthd.jobs.hangs.judge import Standstill
 
 log = logging.getLogger(__name__)

@@ -6,10 +6,11 @@ import dataclasses
 import functools
 import itertools
 import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core.collector import Reason, reason_in_words
+from dshealthd.core.collector import Reason, Sample, reason_in_words
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.findings import (
     agent,
@@ -29,16 +30,12 @@ from dshealthd.findings import (
     unused,
 )
 from dshealthd.findings.catalogue import starting_finding, unread
-from dshealthd.findings.finding import State, Verdict
+from dshealthd.findings.finding import Finding, Sign, State, Verdict
 from dshealthd.findings.series import DEFAULTS, Series
 from dshealthd.findings.users import Users
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Latest, Snapshot
-    from dshealthd.findings.finding import Finding, Sign
     from dshealthd.findings.limits import Limits
     from dshealthd.findings.past import Past
     from dshealthd.jobs.hangs.judge import Standstill

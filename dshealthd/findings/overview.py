@@ -7,6 +7,7 @@ import math
 import operator
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core.documents import LeftOut
@@ -20,8 +21,6 @@ from dshealthd.jobs.hangs.silence import MARGIN
 from dshealthd.jobs.own_work import SCALES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from dshealthd.findings.series import Series
     from dshealthd.jobs.hangs.judge import Standstill
 

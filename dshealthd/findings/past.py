@@ -7,13 +7,12 @@ import functools
 import math
 import statistics
 from array import array
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import schema
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
     Labels = tuple[str, ...]
 
 STEPS = 30

@@ -12,12 +12,13 @@ import logging
 import statistics
 import time
 from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dshealthd import __version__
 from dshealthd.core import documents, schema
-from dshealthd.core.collector import gauge
+from dshealthd.core.collector import Sample, gauge
 from dshealthd.core.documents import COMPACT
 from dshealthd.core.host import read
 from dshealthd.core.state_writer import StateFile
@@ -27,10 +28,8 @@ from dshealthd.findings.finding import ORDER, Moment, State
 from dshealthd.findings.past import CLOCK_SET, DAY, HOUR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from dshealthd.core.collector import Sample
     from dshealthd.findings.series import Series
 
 log = logging.getLogger(__name__)

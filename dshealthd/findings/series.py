@@ -8,18 +8,16 @@ import dataclasses
 import functools
 import math
 from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core.collector import Metric, MetricKind, Sample
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import Limits
-from dshealthd.findings.past import DAY, Measure
+from dshealthd.findings.past import DAY, Measure, Past, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-
-    from dshealthd.findings.past import Past, Window
     from dshealthd.jobs.hangs.judge import Standstill
 
     Wanted = str | Collection[str]

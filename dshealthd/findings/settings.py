@@ -5,18 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Mapping
 
 from dshealthd.core.text import MOST_NAMED, several
 from dshealthd.findings.fabric import fabric_up
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.past import MINUTES_5
-from dshealthd.findings.series import by, some
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from dshealthd.findings.series import Series
+from dshealthd.findings.series import Series, by, some
 
 DEVICES = {
     "absent": "names nothing on this node",

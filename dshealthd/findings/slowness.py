@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterator
 from itertools import product
-from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings import launches
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.jobs import attempt
 from dshealthd.findings.past import HOUR, MINUTES_5
-from dshealthd.findings.series import by, keyed, of_gpus, over, short_name
+from dshealthd.findings.series import Series, by, keyed, of_gpus, over, short_name
 from dshealthd.findings.settings import ranks_named
 from dshealthd.jobs.own_work import LOSS, SCALES, NodeRanks, RankFigures, slow_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.findings.series import Series
 
 UTILIZATION = gauge(
     "dshealthd_training_gpu_utilization_ratio", "Mean utilization of the GPUs with a process."

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from dshealthd.core.collector import gauge
 from dshealthd.core.text import several
 from dshealthd.findings import launches
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.past import MINUTES_5
-from dshealthd.findings.series import by, of_gpus
+from dshealthd.findings.series import Series, by, of_gpus
 from dshealthd.findings.settings import likely
 from dshealthd.findings.work import work
 from dshealthd.jobs.hangs.exits import FAILURES
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from dshealthd.findings.series import Series
 
 WAITING = gauge(
     "dshealthd_job_gpus_waiting",

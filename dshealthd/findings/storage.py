@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.gpus import HUNG
 from dshealthd.findings.past import DAY, HOUR, MINUTES_5, MINUTES_15
-from dshealthd.findings.series import RECENT, by, each, each_over, logged, over, share, short_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.findings.series import Point, Series
+from dshealthd.findings.series import (
+    RECENT,
+    Point,
+    Series,
+    by,
+    each,
+    each_over,
+    logged,
+    over,
+    share,
+    short_name,
+)
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's name for it
 NO_SPACE = frozenset(("no_space", "quota_exceeded"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from dshealthd.findings.catalogue import part_name
 from dshealthd.findings.figures import CAUSES, FIGURES, Figure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from dshealthd.core.collector import Metric
     from dshealthd.core.snapshot import Latest, Snapshot
     from dshealthd.findings.entry import Entry

@@ -7,16 +7,11 @@ this node as it holds, or if all GPUs with a process of it run no kernel. What i
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.idleness import occupied
-from dshealthd.findings.series import of_gpus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.findings.series import Point, Series
+from dshealthd.findings.series import Point, Series, of_gpus
 
 
 def unused(series: Series, _wall: float) -> Iterator[Sign]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from dshealthd.core.documents import LeftOut
 from dshealthd.findings import overview
 from dshealthd.jobs import own_work
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 MAX_JOBS = 200
 """Most jobs shown that are well."""

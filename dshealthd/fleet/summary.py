@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from dshealthd import __version__
 from dshealthd.core.documents import LeftOut
-from dshealthd.core.schema import SchemaError
+from dshealthd.core.schema import SchemaError, Type
 from dshealthd.core.text import plural
-from dshealthd.findings.finding import State
+from dshealthd.findings.finding import State, Verdict
 from dshealthd.probe.peers.messages import (
     JOB,
     MAX_CULPRITS,
@@ -19,12 +20,6 @@ from dshealthd.probe.peers.messages import (
     RANK_NUMBER,
     summary_text,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from dshealthd.core.schema import Type
-    from dshealthd.findings.finding import Verdict
 
 KEPT = 2.0
 """Seconds for which a summary is cached: members may query it often, and making it takes 2 ms."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,6 @@ from dshealthd.fleet.jobs import OUT_OF_DATE, merge_jobs, shown_jobs
 from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-
     from dshealthd.probe.members.membership import Membership
     from dshealthd.probe.service import ProbeService
 

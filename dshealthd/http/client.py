@@ -13,6 +13,7 @@ import json
 import os
 import ssl
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -29,7 +30,6 @@ from dshealthd.linux.peer_user import peer_uid
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping
 
     from dshealthd.config.config import Config
 

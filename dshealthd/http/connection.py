@@ -5,25 +5,22 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
 from aiohttp.web_protocol import RequestHandler
-from aiohttp.web_response import Response
+from aiohttp.web_response import Response, StreamResponse
 
 from dshealthd.core import timing
 from dshealthd.core.garbage import free_frames, free_transport
 from dshealthd.core.sockets import reset_on_close
-from dshealthd.http.connection_limiter import CloseReason
+from dshealthd.http.connection_limiter import CloseReason, ConnectionLimiter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aiohttp.web_request import BaseRequest
-    from aiohttp.web_response import StreamResponse
     from aiohttp.web_server import Server
 
-    from dshealthd.http.connection_limiter import ConnectionLimiter
     from dshealthd.http.tls import Tls
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ import ipaddress
 import logging
 import os
 import socket
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from aiohttp.web_request import BaseRequest
@@ -25,14 +26,11 @@ from dshealthd.core import background
 from dshealthd.core.garbage import free_frames
 from dshealthd.core.sockets import reset_on_close
 from dshealthd.http.connection import Connection
-from dshealthd.http.connection_limiter import RESERVE, CloseReason, client_of
+from dshealthd.http.connection_limiter import RESERVE, CloseReason, ConnectionLimiter, client_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from aiohttp.web_response import Response, StreamResponse
 
-    from dshealthd.http.connection_limiter import ConnectionLimiter
     from dshealthd.http.tls import Tls
 
 log = logging.getLogger(__name__)

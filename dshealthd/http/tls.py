@@ -11,17 +11,14 @@ import logging
 import os
 import ssl
 import stat
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dshealthd.core.host import regular
-from dshealthd.core.options import decode, join, option
+from dshealthd.core.options import Errors, decode, join, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from dshealthd.core.options import Errors
-
     Wrong = Callable[[str, str], None]
     """Records a key and what is wrong with its value."""
 

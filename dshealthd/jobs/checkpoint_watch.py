@@ -8,13 +8,12 @@ being broken.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.jobs.checkpoint_files import Checkpoint, Scan, check_tag, read_tag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from dshealthd.linux.process_root import Root
     from dshealthd.training.saved import Saved
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 import enum
 import itertools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import NamedTuple
 
 _NATURAL = re.compile(r"[0-9]{1,12}")
 """As many digits as any id has."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import enum
 import re
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from dshealthd.jobs.environment import NCCL_COMMON, launched_by, natural, visible
+from dshealthd.jobs.environment import NCCL_COMMON, Launch, launched_by, natural, visible
 from dshealthd.jobs.nccl.names import misnomer
 from dshealthd.jobs.nccl.settings import (
     SelectedName,
@@ -22,9 +23,6 @@ from dshealthd.jobs.nccl.settings import (
 from dshealthd.jobs.ras.address import ras_exposed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from dshealthd.jobs.environment import Launch
     from dshealthd.jobs.network_devices import Interfaces, Ports
 
 Finding: TypeAlias = tuple[str, str]

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from dshealthd.core import schema
-from dshealthd.training.message import MAX_COUNT, MAX_TOTAL, Phase, Totals
+from dshealthd.training.message import MAX_COUNT, MAX_TOTAL, Message, Phase, Totals
 from dshealthd.training.report import divide_time
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dshealthd.training.message import Message
 
 SLACK = 3.0
 """Seconds between two reads beyond which nobody knows the phase in between: pages are read twice a

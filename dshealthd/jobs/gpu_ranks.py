@@ -5,11 +5,13 @@ NVML's pids are looked up in `/proc`, each once in the life of its process.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dshealthd.jobs.processes import (
     UNINTERRUPTIBLE,
     ProcessTable,
+    TrainingProcess,
     part_of,
     read_process,
     read_stat,
@@ -17,10 +19,7 @@ from dshealthd.jobs.processes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from dshealthd.core.collector import Context
-    from dshealthd.jobs.processes import TrainingProcess
 
 
 class GpuRanks:

@@ -10,15 +10,13 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read_bytes, signature
+from dshealthd.core.host import Signature, read_bytes, signature
 from dshealthd.jobs.nccl.release import read_library
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from dshealthd.core.host import Signature
     from dshealthd.linux.process_root import Root
 
 Versions = frozenset[tuple[str, str]]

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read_bytes
-from dshealthd.jobs.installation import process_prefixes
+from dshealthd.jobs.installation import Installations, Versions, process_prefixes
 from dshealthd.jobs.nccl import release
 
 if TYPE_CHECKING:
-    from dshealthd.jobs.installation import Installations, Versions
     from dshealthd.jobs.processes import TrainingProcess
     from dshealthd.linux.process_root import Root
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import integer, lines_of, read
@@ -10,8 +11,6 @@ from dshealthd.core.result import fault_of
 from dshealthd.linux.infiniband import parse_state, read_attribute
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dshealthd.core.collector import Context, Fault
 
 Interfaces = dict[str, "bool | None"]

@@ -22,12 +22,11 @@ import operator
 import statistics
 import sys
 from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from dshealthd.training.message import Message, Totals
 
 WINDOWS = 8

@@ -13,10 +13,8 @@ ranks that are started over SSH have no cgroup, and would be another job than th
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 _SLURM = re.compile(
     rb"^\d+:[^:]*:(?:/system\.slice/(?:[\w-]+_)?slurmstepd\.scope|/slurm[\w-]*/uid_\d+)"

@@ -12,24 +12,17 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from dshealthd.core import documents
-from dshealthd.core.collector import Reason, SourceError, process_part
-from dshealthd.core.host import read, read_bytes
+from dshealthd.core.collector import Context, Reason, SourceError, process_part
+from dshealthd.core.host import Host, read, read_bytes
 from dshealthd.core.result import os_reason
 from dshealthd.jobs import ownership
 from dshealthd.jobs.environment import Launch, job_name, launch, nccl_variables, parse_environ
 from dshealthd.linux.credentials import parse_real_user
 from dshealthd.linux.process import TICKS, Stat, parse_stat, uptime
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from dshealthd.core.collector import Context
-    from dshealthd.core.host import Host
 
 ENVIRON_LIMIT = 2 << 20
 """Bytes that are read of one environment.

@@ -5,21 +5,18 @@ have ended while others of their run go on, and since when.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from dshealthd.jobs.hangs.exits import KEPT, ExitKind, read_exit
 from dshealthd.jobs.hangs.states import STOPPED
-from dshealthd.jobs.processes import boot_id
-from dshealthd.jobs.ranks import Ranks
+from dshealthd.jobs.processes import Key, TrainingProcess, boot_id
+from dshealthd.jobs.ranks import Ranks, Run
 from dshealthd.jobs.shares import share_places
 from dshealthd.linux.activity import ThreadState, activity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from dshealthd.core.host import Host
-    from dshealthd.jobs.processes import Key, TrainingProcess
-    from dshealthd.jobs.ranks import Run
 
 MAX_RANKS = 256
 """Most ranks that are followed: each takes a descriptor. Users take turns, then runs."""

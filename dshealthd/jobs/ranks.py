@@ -8,18 +8,18 @@ are in different runs.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from dshealthd.jobs.environment import MPI_JOBS, RENDEZVOUS, digest, is_loopback, scheduler_job
-from dshealthd.jobs.processes import TrainingProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dshealthd.jobs.environment import Launch
-    from dshealthd.jobs.processes import Key
+from dshealthd.jobs.environment import (
+    MPI_JOBS,
+    RENDEZVOUS,
+    Launch,
+    digest,
+    is_loopback,
+    scheduler_job,
+)
+from dshealthd.jobs.processes import Key, TrainingProcess
 
 
 @dataclass(slots=True)

@@ -7,28 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dshealthd.core import state_writer
-from dshealthd.core.collector import NotAvailable, Reason, SourceError
+from dshealthd.core.collector import CollectorOptions, NotAvailable, Reason, Sample, SourceError
 from dshealthd.core.schema import SchemaError
 from dshealthd.core.timing import Periodic
 from dshealthd.jobs.hangs.detector import HangDetector, Suspicions
 from dshealthd.jobs.hangs.pace import Pace
-from dshealthd.jobs.hangs.states import NO_WORK
+from dshealthd.jobs.hangs.states import NO_WORK, Work
 from dshealthd.jobs.heartbeats.page import PageHolder
 from dshealthd.jobs.heartbeats.reader import HeartbeatReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from dshealthd.config.config import Config
-    from dshealthd.core.collector import CollectorOptions, Sample
     from dshealthd.core.host import Host
     from dshealthd.jobs.hangs.judge import Standstill
-    from dshealthd.jobs.hangs.states import Work
     from dshealthd.jobs.options import HangOptions
 
 log = logging.getLogger(__name__)

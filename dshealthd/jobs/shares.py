@@ -6,13 +6,11 @@ By age alone, one user's idle processes would keep everybody's new jobs out as l
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from dshealthd.jobs.processes import TrainingProcess
 
 T = TypeVar("T")

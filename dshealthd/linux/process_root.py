@@ -17,19 +17,18 @@ import itertools
 import os
 import stat
 import struct
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 from dshealthd.linux.credentials import User, assumed, is_secure, parse_user
 from dshealthd.linux.mounts import mount_id, parse_fuse
-from dshealthd.linux.regular_files import PROC, Irregular, check, file_system, read, reopen
+from dshealthd.linux.regular_files import PROC, Checks, Irregular, check, file_system, read, reopen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from dshealthd.core.host import Host
-    from dshealthd.linux.regular_files import Checks
 
 
 MAX_FILE = 1 << 20

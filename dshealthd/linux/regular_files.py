@@ -10,13 +10,9 @@ import errno
 import os
 import stat
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Checks = Callable[[int], bool]
-
+Checks = Callable[[int], bool]
 PROC = 0x9FA0
 _NO_STORE = frozenset(
     (PROC, 0x62656572, 0x64626720, 0x74726163, 0x27E0EB, 0x63677270, 0xCAFE4A11, 0x73636673)

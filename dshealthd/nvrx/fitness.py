@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dshealthd.findings import agent, gpu_links, gpus
-from dshealthd.findings.finding import State
+from dshealthd.findings.finding import State, Verdict
 from dshealthd.findings.judgement import rule_name
-
-if TYPE_CHECKING:
-    from dshealthd.findings.finding import Verdict
 
 _SOURCES = ("gpu", "gpu_bus", "ecc", "kernel_log", "findings")
 """Collectors without which fitness is unknown, as far as they run; and the judgement."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dshealthd.core.options import Section, option
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _LONGEST = 107
 """Most bytes in the path of a Unix socket; sun_path in unix(7)."""

@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import os
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import wire
@@ -19,17 +20,15 @@ from dshealthd.core.child import (
     python,
     spawn,
 )
-from dshealthd.core.collector import counter, gauge
+from dshealthd.core.collector import Sample, counter, gauge
 from dshealthd.core.timing import Backoff, time_limit
 from dshealthd.nvrx.frames import QUESTION, READY, answer
 from dshealthd.nvrx.options import NvrxOptions
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterator, Mapping
 
     from dshealthd.config.config import Config
-    from dshealthd.core.collector import Sample
     from dshealthd.nvrx.fitness import Fitness
 
 log = logging.getLogger(__name__)

@@ -14,19 +14,16 @@ where the nodes of a job are spread over several.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.collector import counter, gauge
+from dshealthd.core.collector import Sample, counter, gauge
 from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.probe.peers.messages import summary_text
 from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from dshealthd.core.collector import Sample
     from dshealthd.jobs.hangs.judge import Standstill
 
 ROUNDS = counter(

@@ -5,25 +5,18 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dshealthd.core.collector import Buckets, counter, gauge, histogram
+from dshealthd.core.collector import Buckets, Sample, counter, gauge, histogram
 from dshealthd.linux.starvation import STARVED
-from dshealthd.probe.observation import Outcome, RoundKind, slowest
+from dshealthd.probe.observation import Outcome, RoundKind, Suspect, Timing, slowest
 from dshealthd.probe.peers.protocol import Rejection
-from dshealthd.probe.rounds.active_round import DISAGREEMENTS
+from dshealthd.probe.rounds.active_round import DISAGREEMENTS, RoundReport
 from dshealthd.probe.rounds.plan import PAYLOAD
 from dshealthd.probe.workers.job import BANDWIDTH as LARGE
-from dshealthd.probe.workers.job import GLOO_BANDWIDTH, LATENCY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from dshealthd.core.collector import Sample
-    from dshealthd.probe.observation import Suspect, Timing
-    from dshealthd.probe.rounds.active_round import RoundReport
-    from dshealthd.probe.workers.job import Checksum, RankResult
+from dshealthd.probe.workers.job import GLOO_BANDWIDTH, LATENCY, Checksum, RankResult
 
 ROUNDS = counter(
     "dshealthd_probe_rounds_total",

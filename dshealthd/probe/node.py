@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,23 +13,19 @@ from dshealthd.probe.members.absences import Absences
 from dshealthd.probe.members.local_membership import LocalMembership
 from dshealthd.probe.members.schedule import epoch_at
 from dshealthd.probe.metrics import RoundMetrics
-from dshealthd.probe.observation import ON_DEMAND, Outcome, Stage
+from dshealthd.probe.observation import ON_DEMAND, Outcome, PeerReport, RoundPlan, Stage
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.policy import BUSY, GpuOccupancy, Policy
 from dshealthd.probe.rounds.plan import job
-from dshealthd.probe.workers.job import RankResult
+from dshealthd.probe.workers.job import RankResult, WorkerJob
 from dshealthd.probe.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dshealthd.probe.members.membership import Membership
-    from dshealthd.probe.observation import PeerReport, RoundPlan
     from dshealthd.probe.peers.client import PeerClient
     from dshealthd.probe.rounds.active_round import ActiveRound
     from dshealthd.probe.verdicts.detector import Detector
-    from dshealthd.probe.workers.job import WorkerJob
     from dshealthd.probe.workers.store import StoreHandler
 
 NO_PYTHON = "no_python"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from dshealthd.core.options import Duration, Section, option
 from dshealthd.core.sockets import listen_address
 from dshealthd.probe.members.hostlist import is_name, numeric, quote
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ depending on occupancy and share of time.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors import gpu, gpu_bus, gpu_processes, job_environment, training
@@ -11,8 +12,6 @@ from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.timing import holds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from dshealthd.core.collector import Metric, Sample
     from dshealthd.core.snapshot import Latest, Snapshot
     from dshealthd.probe.options import PolicyOptions

@@ -6,10 +6,11 @@ import asyncio
 import ipaddress
 import logging
 import socket
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dshealthd.core import background
-from dshealthd.core.collector import counter, gauge
+from dshealthd.core.collector import Sample, counter, gauge
 from dshealthd.core.sockets import listen_address
 from dshealthd.core.state_writer import StateFile
 from dshealthd.core.timing import happens
@@ -29,10 +30,8 @@ from dshealthd.probe.verdicts.baseline import Baselines
 from dshealthd.probe.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from dshealthd.core.collector import Sample
     from dshealthd.core.host import Host
     from dshealthd.core.snapshot import Snapshot
     from dshealthd.jobs.hangs.judge import Standstill

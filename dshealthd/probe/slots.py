@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from dshealthd.core.timing import Backoff, happens
 from dshealthd.probe.hung_jobs import Neighborhood
 from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.members.schedule import Timetable, epoch_at, jitter, root_order, spread
-from dshealthd.probe.node import PREPARATION, ThisNode
+from dshealthd.probe.node import PREPARATION, ProbeState, ThisNode
 from dshealthd.probe.observation import (
     ON_DEMAND,
     Backend,
@@ -40,17 +41,13 @@ from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.rounds.active_round import Decline, RoundReport
 from dshealthd.probe.rounds.conclusion import combine
 from dshealthd.probe.rounds.plan import DEADLINES, gpu_seconds, local_job, local_plan, steps_at
-from dshealthd.probe.rounds.round import Rounds
+from dshealthd.probe.rounds.round import Handler, Rounds
 from dshealthd.probe.verdicts.confirmation import Confirmations
 from dshealthd.probe.verdicts.detector import Detector
 from dshealthd.probe.workers.store import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dshealthd.probe.node import ProbeState
     from dshealthd.probe.peers.credentials import Credentials
-    from dshealthd.probe.rounds.round import Handler
     from dshealthd.probe.verdicts.baseline import Baselines
     from dshealthd.probe.verdicts.planner import Confirmation
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,6 @@ from dshealthd.http.exchange import Rejected, Unreachable
 from dshealthd.slurm.options import SlurmOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from dshealthd.config.config import Config
 
 TIMEOUT = 1.5

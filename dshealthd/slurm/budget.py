@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-from dshealthd.slurm.controller import ControllerError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dshealthd.slurm.controller import Controller, SlurmNode
+from dshealthd.slurm.controller import Controller, ControllerError, SlurmNode
 
 HOUR, DAY = 3600.0, 86_400.0
 _LEAST_A_DAY = 2

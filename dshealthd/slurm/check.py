@@ -12,21 +12,19 @@ import enum
 import fcntl
 import os
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from dshealthd.core import documents, schema, state_file
 from dshealthd.core.host import read
 from dshealthd.slurm import budget
-from dshealthd.slurm.agent import AgentSilent
-from dshealthd.slurm.controller import PREFIX, ControllerError
+from dshealthd.slurm.agent import AgentSilent, AgentVerdict
+from dshealthd.slurm.controller import PREFIX, Controller, ControllerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from dshealthd.slurm.agent import AgentVerdict
-    from dshealthd.slurm.controller import Controller
     from dshealthd.slurm.options import SlurmOptions
 
 LOOK_AGAIN = 6.0

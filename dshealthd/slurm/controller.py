@@ -10,12 +10,12 @@ import re
 import secrets
 import signal
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
 _WORKING = frozenset(("idle", "allocated", "mixed"))

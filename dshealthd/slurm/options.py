@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dshealthd.core.options import Section, option
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DRAIN_FOR = (
     "DshealthdGpuLost",

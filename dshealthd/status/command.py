@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,6 @@ from dshealthd.status.jobs import job_lines, parts_of, ranks, whole
 from dshealthd.status.paint import EXIT, Paint, colored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from dshealthd.config.config import Config  # noqa: TC004 - nothing evaluates this type
     from dshealthd.status.query import AgentAnswer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import duration, plural, printable
@@ -12,8 +13,6 @@ from dshealthd.findings.overview import JobPart, merge_job
 from dshealthd.jobs import own_work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from dshealthd.status.paint import Paint
     from dshealthd.status.query import AgentAnswer
 

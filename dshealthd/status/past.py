@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import duration, plural, printable
 from dshealthd.findings.catalogue import catalogue
-from dshealthd.findings.entry import MARKS
+from dshealthd.findings.entry import MARKS, Entry
 from dshealthd.findings.finding import SCHEMA, State
 from dshealthd.symptoms.entry import PART_COMPONENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping, Sequence
-
-    from dshealthd.findings.entry import Entry
     from dshealthd.status.paint import Paint
     from dshealthd.status.query import AgentAnswer
 

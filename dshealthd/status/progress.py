@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from dshealthd.core.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _WIPE = "\r\x1b[K"
 

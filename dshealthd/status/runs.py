@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,6 @@ from dshealthd.status import past
 from dshealthd.training.report import table_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from dshealthd.findings.entry import Entry
     from dshealthd.jobs.goodput import Card
     from dshealthd.status.query import AgentAnswer

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import duration, plural, printable
-from dshealthd.findings.finding import State
+from dshealthd.findings.finding import Finding, State
 from dshealthd.findings.series import of_document
 from dshealthd.status.jobs import job_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from dshealthd.findings.finding import Finding
     from dshealthd.status.paint import Paint
     from dshealthd.status.query import AgentAnswer
 

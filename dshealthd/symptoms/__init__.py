@@ -6,15 +6,10 @@ Every file `<slug>.md` in this folder is a symptom; symptoms are registered nowh
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from importlib import resources
-from typing import TYPE_CHECKING
 
-from dshealthd.symptoms.entry import parse
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dshealthd.symptoms.entry import Symptom
+from dshealthd.symptoms.entry import Symptom, parse
 
 SUFFIX = ".md"
 

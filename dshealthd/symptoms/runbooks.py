@@ -7,14 +7,9 @@ text. An alert's link ends in the anchor of its heading.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from dshealthd.symptoms.entry import ADVICE, FIRST_STEP, FindingType
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.symptoms.entry import Alert, Symptom
+from dshealthd.symptoms.entry import ADVICE, FIRST_STEP, Alert, FindingType, Symptom
 
 PLACE = "SLUG"
 """Placeholder for the symptom in the URL of the runbooks."""

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 LABELS = ("node", "part", "reason", "training_job")
 _PLACEHOLDER = re.compile(r"\{(\w+)(?::([^{}]+))?\}")

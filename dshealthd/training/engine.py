@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.training.heartbeat import Heartbeat, never_raise, step_count
 from dshealthd.training.model import follow as follow_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dshealthd.training.installed import Wrap
 
 

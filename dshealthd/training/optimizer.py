@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.training import step_timer
@@ -21,7 +22,6 @@ from dshealthd.training.model import follow as follow_model
 from dshealthd.training.readback import Readback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from types import FrameType
 
 log = logging.getLogger("dshealthd.training")

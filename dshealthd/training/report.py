@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dshealthd.training.message import DeviceMemory, Totals
 
 PARTS = {

@@ -27,16 +27,14 @@ from __future__ import annotations
 import functools
 import sys
 from binascii import crc32
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.training.installed import compiling
+from dshealthd.training.installed import Installed, compiling
 from dshealthd.training.position import INPUT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from types import FrameType
-
-    from dshealthd.training.installed import Installed
 
 OPERATIONS = (
     *("alltoall", "alltoall_base", "all_to_all_single"),

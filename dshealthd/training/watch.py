@@ -24,6 +24,7 @@ import importlib.abc
 import importlib.util
 import logging
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dshealthd.training.heartbeat import Heartbeat
@@ -31,7 +32,6 @@ from dshealthd.training.optimizer import AnyOptimizer
 from dshealthd.training.site import is_interactive
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 

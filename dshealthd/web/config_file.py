@@ -13,22 +13,19 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import background, documents
 from dshealthd.core.child import StartError
-from dshealthd.core.host import read_named, signatures
+from dshealthd.core.host import Signature, read_named, signatures
 from dshealthd.core.options import ConfigError, Errors, unknown
 from dshealthd.http import tls
 from dshealthd.web import auth
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
-
-    from dshealthd.core.host import Signature
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,14 @@ import math
 import os
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from aiohttp.web_response import Response
+from aiohttp.web_response import Response, StreamResponse
 
-from dshealthd.core.collector import counter, gauge
+from dshealthd.core.collector import Sample, counter, gauge
 from dshealthd.core.documents import LeftOut
 from dshealthd.core.exposition import CONTENT_TYPE, Tier
 from dshealthd.core.sockets import listen_address
@@ -34,13 +35,9 @@ from dshealthd.web.hostnames import is_misdirected, own_names, search_domains
 from dshealthd.web.page_files import ASSETS, PAGE_HEADERS, page_files
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-
     from aiohttp.web_request import BaseRequest
-    from aiohttp.web_response import StreamResponse
 
     from dshealthd.config.config import Web
-    from dshealthd.core.collector import Sample
     from dshealthd.core.self_metrics import SelfMetrics
     from dshealthd.core.snapshot import Snapshot
     from dshealthd.http.tls import Tls

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,6 @@ from dshealthd.core.exposition import clean_label, number
 from dshealthd.core.result import CollectionOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Latest, Snapshot
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Iterator
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.rendezvous import parse_ports
@@ -13,8 +14,6 @@ from dshealthd.linux.local_network import local_ports
 from dshealthd.probe.observation import Outcome as Ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
-
     from dshealthd.doctor.node_context import NodeContext
 
 MEANINGS = {

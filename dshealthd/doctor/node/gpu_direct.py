@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read, read_bytes
+from dshealthd.core.host import Host, read, read_bytes
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Result, ok, unknown, warning
 from dshealthd.linux import gpu_direct
 from dshealthd.linux.infiniband import adapters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.host import Host
     from dshealthd.doctor.node_context import NodeContext
 
 CONFIG_SIZE = 4096

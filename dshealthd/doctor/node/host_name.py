@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read
@@ -14,8 +15,6 @@ from dshealthd.findings.finding import State
 from dshealthd.linux.local_network import container_networks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dshealthd.doctor.node_context import NodeContext
 
 ALONE = "fine for single-node jobs"

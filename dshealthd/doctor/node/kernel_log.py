@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.kernel_log import EVENTS
 from dshealthd.collectors.memory import OOM_KILLS
-from dshealthd.doctor.check import unknown
+from dshealthd.doctor.check import Result, unknown
 from dshealthd.doctor.snapshot_check import result_of
 from dshealthd.findings import catalogue, fabric, host, storage
 from dshealthd.findings.options import FindingsOptions
@@ -19,9 +20,6 @@ from dshealthd.linux import kernel_lines
 from dshealthd.linux.kmsg import KERNEL, KernelLogReader, kernel_clock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.doctor.check import Result
     from dshealthd.doctor.node_context import NodeContext
 
     Event = tuple[float, kernel_lines.KernelEvent]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read, read_bytes
+from dshealthd.core.host import Host, read, read_bytes
 from dshealthd.core.options import Bytes
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, warning
@@ -17,9 +18,6 @@ from dshealthd.linux.credentials import capabilities
 from dshealthd.linux.process_limits import ProcessLimits, parse_limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.host import Host
     from dshealthd.doctor.node_context import NodeContext
 
 CAP_IPC_LOCK = 14

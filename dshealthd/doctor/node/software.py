@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import os
 import subprocess
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
@@ -13,15 +14,12 @@ from dshealthd.doctor.check import Result, ok, unknown, warning
 from dshealthd.doctor.remedies import paste
 from dshealthd.doctor.snapshot_check import SnapshotCheck, snapshot_check
 from dshealthd.findings.settings import known_defects
-from dshealthd.jobs.installation import Installations
+from dshealthd.jobs.installation import Installations, Versions
 from dshealthd.linux.privileges import NOBODY
 from dshealthd.linux.process_root import Root
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dshealthd.doctor.node_context import NodeContext
-    from dshealthd.jobs.installation import Versions
 
 ONCE = frozenset(("torch", "deepspeed", "nccl"))
 COMPATIBILITY = "CUDA minor version compatibility (docs.nvidia.com/deploy/cuda-compatibility)"

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.exits import ExitKind, ExitWatcher
-from dshealthd.jobs.hangs.judge import judge
+from dshealthd.jobs.hangs.judge import Standstill, judge
 from dshealthd.jobs.hangs.silence import FLOOR
-from dshealthd.jobs.hangs.states import NO_WORK, SUSPECTED
+from dshealthd.jobs.hangs.states import NO_WORK, SUSPECTED, RankState, Work
 from dshealthd.jobs.hangs.watch import RankWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from dshealthd.core.host import Host
-    from dshealthd.jobs.hangs.judge import Standstill
-    from dshealthd.jobs.hangs.states import RankState, Work
     from dshealthd.jobs.heartbeats.identity import Identity
     from dshealthd.jobs.heartbeats.sender import Sender
     from dshealthd.jobs.options import HangOptions

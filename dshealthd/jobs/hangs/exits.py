@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import os
 import signal
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
@@ -20,7 +21,6 @@ from dshealthd.linux.process import exit_status
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Mapping, Sequence
 
     from dshealthd.core.host import Host
 

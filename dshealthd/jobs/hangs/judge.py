@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from dshealthd.jobs.hangs.classes import HANGS, Culprit, HangClass
 from dshealthd.jobs.hangs.exits import FAILURES
@@ -32,9 +31,6 @@ from dshealthd.jobs.hangs.states import NO_WORK, RankState, Work, position
 from dshealthd.linux.activity import ThreadState
 from dshealthd.linux.socket_waits import TERMINAL
 from dshealthd.training.message import Phase, StepStage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 IDLE_FOR = 45.0
 """Seconds for which a rank must have been idle before it counts as the one that others, which wait

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core import documents, schema
-from dshealthd.core.host import MAX_FILE, read
+from dshealthd.core.host import MAX_FILE, Host, read
 from dshealthd.core.state_writer import StateFile
 from dshealthd.jobs.hangs.watch import SavedRank
 from dshealthd.jobs.heartbeats.reader import MAX_SENDERS
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from dshealthd.core.host import Host
 
 SAVE = 10.0
 """Seconds between two writes while there are ranks."""

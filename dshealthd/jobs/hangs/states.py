@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dshealthd.jobs.environment import TIMEOUT
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.linux.activity import BUSY, IDLE_SHARE, ThreadState
 from dshealthd.training.message import GROUP_BIT, Phase, StepStage
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 STAGES = 3
 """Stages of a step."""

@@ -8,12 +8,13 @@ rank overdue. It does not depend on the system clock, which may be set.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from dshealthd.core import schema
 from dshealthd.jobs.environment import watchdog_seconds
-from dshealthd.jobs.hangs.exits import KEPT, End
+from dshealthd.jobs.hangs.exits import KEPT, End, ExitWatcher
 from dshealthd.jobs.hangs.judge import NOTICE, UNEXPLAINED
 from dshealthd.jobs.hangs.silence import FLOOR, SHOWN, SilenceBaseline
 from dshealthd.jobs.hangs.states import STOPPED, SUSPECTED, RankState, operation
@@ -32,10 +33,7 @@ from dshealthd.linux.activity import (
 from dshealthd.training.message import Message, Phase, StepStage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-
     from dshealthd.core.host import Host
-    from dshealthd.jobs.hangs.exits import ExitWatcher
 
 GRACE = 3
 """Checks for which a process that has stopped reporting is kept.

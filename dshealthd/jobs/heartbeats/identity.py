@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from dshealthd.core.host import read_bytes
+from dshealthd.core.host import Host, read_bytes
 from dshealthd.jobs.processes import TrainingProcess, boot_id, read_process, read_stat
 from dshealthd.linux.credentials import parse_real_user
-
-if TYPE_CHECKING:
-    from dshealthd.core.host import Host
 
 Answer: TypeAlias = "Identity | UnidentifiedSender"
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.linux.mounts import mount_id
 from dshealthd.training.message import PAGE, newest_message
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dshealthd.core.host import Host
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW

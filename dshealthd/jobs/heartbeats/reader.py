@@ -16,6 +16,7 @@ import resource
 import select
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,17 +25,13 @@ from dshealthd.core.result import os_reason
 from dshealthd.core.timing import Periodic
 from dshealthd.jobs import ownership
 from dshealthd.jobs.heartbeats.blocking_tasks import BlockingTasks
-from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender, identify, same
-from dshealthd.jobs.heartbeats.page import find_page, has_page, open_page
+from dshealthd.jobs.heartbeats.identity import Answer, Identity, UnidentifiedSender, identify, same
+from dshealthd.jobs.heartbeats.page import PageHolder, find_page, has_page, open_page
 from dshealthd.jobs.heartbeats.sender import Sender, by_rank
 from dshealthd.training.message import PAGE, OlderLayout, newest_message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from dshealthd.core.host import Host
-    from dshealthd.jobs.heartbeats.identity import Answer
-    from dshealthd.jobs.heartbeats.page import PageHolder
 
 MAX_SENDERS = 256
 """Most senders; a quarter of the limit on open files, if that is less.

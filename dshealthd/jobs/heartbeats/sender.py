@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from dshealthd.jobs.environment import RENDEZVOUS
 from dshealthd.jobs.goodput import Goodput
@@ -12,9 +12,6 @@ from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender
 from dshealthd.jobs.heartbeats.page import PageHolder
 from dshealthd.jobs.own_work import Course
 from dshealthd.training.message import Message
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 @dataclass(eq=False, slots=True)

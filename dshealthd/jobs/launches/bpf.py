@@ -10,10 +10,7 @@ import contextlib
 import ctypes
 import os
 import struct
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 _SYS_BPF = 321
 """Of x86-64 (arch/x86/entry/syscalls/syscall_64.tbl)."""

@@ -11,17 +11,12 @@ import ctypes
 import os
 import threading
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-from dshealthd.core.host import lines_of, read
+from dshealthd.core.host import Host, lines_of, read
 from dshealthd.jobs.launches import bpf, programs
 from dshealthd.jobs.launches.obstacle import Obstacle, Refused, refused_by_kernel
 from dshealthd.linux.elf import functions
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dshealthd.core.host import Host
 
 _RIGHTS = {
     "CAP_DAC_READ_SEARCH": 2,

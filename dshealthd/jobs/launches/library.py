@@ -5,19 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-from dshealthd.core.host import read_bytes, signature
+from dshealthd.core.host import Host, Signature, read_bytes, signature
 from dshealthd.jobs.launches.obstacle import Obstacle, Refused
 from dshealthd.jobs.launches.programs import FUNCTIONS, INIT, MAX_PROCESSES, ORDERED, UNORDERED
 from dshealthd.jobs.nccl.release import MAPS_LIMIT, UnknownRelease, opened, parse_maps
-from dshealthd.linux.elf import functions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from dshealthd.core.host import Host, Signature
-    from dshealthd.linux.elf import Function
+from dshealthd.linux.elf import Function, functions
 
 _ENDBR64 = b"\xf3\x0f\x1e\xfa"
 _NECESSARY = frozenset((*INIT[:1], "ncclAllReduce"))

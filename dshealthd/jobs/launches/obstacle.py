@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import enum
 import errno
-from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read
-
-if TYPE_CHECKING:
-    from dshealthd.core.host import Host
+from dshealthd.core.host import Host, read
 
 
 class Obstacle(enum.StrEnum):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from dshealthd.jobs.launches import bpf
 from dshealthd.jobs.launches.bpf import (
@@ -24,9 +25,6 @@ from dshealthd.jobs.launches.bpf import (
     store,
     unless,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _COLLECTIVES = {
     "ncclAllReduce": 5,

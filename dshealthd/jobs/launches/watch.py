@@ -6,25 +6,22 @@ import hashlib
 import statistics
 import struct
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.host import read_bytes
 from dshealthd.jobs.launches.library import MappedNccl
 from dshealthd.jobs.launches.obstacle import Obstacle, Refused, refused_by_kernel
-from dshealthd.jobs.launches.programs import MAX_PROCESSES, RING
-from dshealthd.jobs.processes import UNINTERRUPTIBLE, ProcessTable, TrainingProcess, read_stat
+from dshealthd.jobs.launches.programs import MAX_PROCESSES, RING, Counts, Init
+from dshealthd.jobs.processes import UNINTERRUPTIBLE, Key, ProcessTable, TrainingProcess, read_stat
 from dshealthd.jobs.ranks import Ranks
 from dshealthd.jobs.shares import share_places
 from dshealthd.linux.process import read_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from dshealthd.core.collector import Context
     from dshealthd.jobs.launches.breakpoints import Breakpoints
-    from dshealthd.jobs.launches.programs import Counts, Init
-    from dshealthd.jobs.processes import Key
 
 BUDGET = 5000.0
 """Hits a second of one process, averaged from one turn to the next: at 1.1 µs each, 0.55 % of a

@@ -10,6 +10,7 @@ import fnmatch
 import glob
 import os
 import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from dshealthd.core.options import Duration, constant, option
 from dshealthd.linux.regular_files import Irregular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from dshealthd.core.host import Host
     from dshealthd.linux.process_root import Root
 

@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -21,7 +22,7 @@ from dshealthd.explain.finding import Finding, decide
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.explain.tail import Tail
 from dshealthd.jobs.logs import files
-from dshealthd.jobs.logs.files import MAX_FILES, LogFileState
+from dshealthd.jobs.logs.files import MAX_FILES, JobLogsOptions, LogFileState
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.jobs.ranks import Ranks
 from dshealthd.jobs.shares import MAX_JOBS, share_places
@@ -29,11 +30,8 @@ from dshealthd.linux.credentials import User
 from dshealthd.linux.process_root import Root
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from dshealthd.core.collector import Fault
     from dshealthd.core.host import Host
-    from dshealthd.jobs.logs.files import JobLogsOptions
 
 FIND_EVERY = 10.0
 """Seconds between two searches for the files of a job."""

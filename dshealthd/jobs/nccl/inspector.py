@@ -11,17 +11,15 @@ import os
 import re
 import stat
 from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dshealthd.core import documents
 from dshealthd.linux.credentials import assumed
 from dshealthd.linux.process_root import rights_of
 from dshealthd.linux.regular_files import Irregular, open_entry
 from dshealthd.linux.regular_files import read as read_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 OPERATIONS = frozenset((
     "AllGather", "AllGatherV", "AllReduce", "All2All", "Broadcast", "Recv", "Reduce",

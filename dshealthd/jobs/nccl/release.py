@@ -15,16 +15,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from dshealthd.core.host import read_bytes, signature
+from dshealthd.core.host import Host, Signature, read_bytes, signature
 from dshealthd.linux.elf import constants
 from dshealthd.linux.process_root import Root
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.host import Host, Signature
 
 MAPS_LIMIT = 16 << 20
 """Bytes; a process that has loaded torch and CUDA has one or two MiB."""

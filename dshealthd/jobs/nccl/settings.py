@@ -6,13 +6,10 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dshealthd.jobs.environment import ALLOWED, MAX_VALUE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9][0-9]*))")
 _SPACE = " \t\n\v\f\r"

@@ -12,6 +12,7 @@ import errno
 import re
 import select
 import socket
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from dshealthd.core.collector import Reason
@@ -20,8 +21,6 @@ from dshealthd.jobs.ras import protocol
 from dshealthd.jobs.ras.protocol import NoListener, Stranger, Unanswered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
-
     from dshealthd.jobs.ras.address import Endpoint
 
 ATTEMPTS = 6

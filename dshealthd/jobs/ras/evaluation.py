@@ -6,18 +6,20 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dshealthd.jobs.nccl.release import without_build
 from dshealthd.jobs.ras import policy
-from dshealthd.jobs.ras.status import REMOTE_ERROR, ImpossibleAnswer, RasRankState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dshealthd.jobs.ras.status import Communicator, RankLocation, Status
+from dshealthd.jobs.ras.status import (
+    REMOTE_ERROR,
+    Communicator,
+    ImpossibleAnswer,
+    RankLocation,
+    RasRankState,
+    Status,
+)
 
 MAX_NAMED = 8
 """Most ranks of a job that are named, both of lagging ranks and of ranks in trouble."""

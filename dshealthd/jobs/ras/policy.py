@@ -26,10 +26,8 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
+from typing import NamedTuple
 
 Release = tuple[int, int, int]
 READ: frozenset[Release] = frozenset(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.collector import Reason
-from dshealthd.jobs.nccl.release import UnknownRelease
+from dshealthd.jobs.nccl.release import MappedReleases, UnknownRelease
 from dshealthd.jobs.ras import policy
 from dshealthd.jobs.ras.address import endpoints
 from dshealthd.jobs.ras.client import Query
@@ -24,10 +25,8 @@ from dshealthd.linux.socket_owners import parse_inode
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable, Mapping
 
     from dshealthd.core.host import Host
-    from dshealthd.jobs.nccl.release import MappedReleases
 
 MAX_PROCESSES = 128
 """Most processes of a job that are inspected: 8 ranks, their launchers and their children.

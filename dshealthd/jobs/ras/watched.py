@@ -11,18 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Sample
-from dshealthd.core.host import read_bytes
+from dshealthd.core.host import Host, read_bytes
 from dshealthd.jobs.processes import Key, read_stat
 from dshealthd.jobs.ras.address import is_own_address
 from dshealthd.jobs.ras.evaluation import JobProgress
 from dshealthd.jobs.ras.question import Loaded
 from dshealthd.jobs.ras.status import RasRankState, Status
-
-if TYPE_CHECKING:
-    from dshealthd.core.host import Host
 
 CLOSELY = 40
 """Consecutive answers without progress after which a job is queried as rarely as a healthy one.

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,6 @@ from dshealthd.probe.workers.store import LocalStore
 from dshealthd.probe.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dshealthd.config.config import Config
     from dshealthd.core.host import Host
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.local_membership import hostname, own_name
 from dshealthd.probe.members.membership import load
 from dshealthd.probe.members.schedule import Timetable
-from dshealthd.probe.observation import Outcome, RoundKind, Stage
+from dshealthd.probe.observation import Observation, Outcome, RoundKind, Stage
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
 from dshealthd.probe.peers.client import ANSWER, PeerClient
 from dshealthd.probe.peers.credentials import CredentialError
@@ -21,10 +22,7 @@ from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.server import HANDLER_TIMEOUT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from dshealthd.config.config import Config
-    from dshealthd.probe.observation import Observation
 
 LEAD = HANDLER_TIMEOUT + ANSWER
 """Timeout in seconds for another agent to lead a round, or to say that it takes too long."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dshealthd.probe.observation import Op, Outcome, slowest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from dshealthd.probe.observation import Timing
+from dshealthd.probe.observation import Op, Outcome, Timing, slowest
 
 EXIT: Mapping[Outcome, int] = {
     Outcome.CORRUPTED: 8,

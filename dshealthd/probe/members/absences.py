@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.collectors import maintenance
@@ -16,8 +17,6 @@ from dshealthd.core import documents, schema
 from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from dshealthd.core.snapshot import Snapshot
     from dshealthd.core.state_writer import StateFile
     from dshealthd.probe.peers.client import PeerClient

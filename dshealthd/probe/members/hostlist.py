@@ -9,10 +9,7 @@ import ipaddress
 import itertools
 import math
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
 
 MAX_NAMES = 65_536
 """Maximum number of names in one expression; Slurm's own limit is the same."""

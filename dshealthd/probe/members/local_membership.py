@@ -7,18 +7,16 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 from dshealthd.core import background
-from dshealthd.core.collector import gauge
+from dshealthd.core.collector import Sample, gauge
 from dshealthd.core.host import signatures
 from dshealthd.probe.members.hostlist import MembershipError, numeric, quote
 from dshealthd.probe.members.membership import Membership, load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
-    from dshealthd.core.collector import Sample
     from dshealthd.probe.options import MembershipOptions
 
 log = logging.getLogger(__name__)

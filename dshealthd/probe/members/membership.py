@@ -7,7 +7,7 @@ import hashlib
 import ipaddress
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ from dshealthd.probe.members.hostlist import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from dshealthd.probe.options import MembershipOptions

@@ -14,10 +14,7 @@ members, it takes n - 1 (n if odd) epochs of the second kind, which include pair
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 PAIR = 2
 JITTER = 1.0

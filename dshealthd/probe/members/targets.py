@@ -13,12 +13,11 @@ from dshealthd.core.options import COMMAND_LINE, ConfigError
 from dshealthd.core.sockets import listen_address
 from dshealthd.core.text import print_lines
 from dshealthd.probe.members.hostlist import MembershipError, numeric
-from dshealthd.probe.members.membership import load
+from dshealthd.probe.members.membership import Membership, load
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
 
 if TYPE_CHECKING:
     from dshealthd.config.config import Config
-    from dshealthd.probe.members.membership import Membership
 
 
 def document(membership: Membership, port: int) -> bytes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
 
 from dshealthd.probe.members.hostlist import (
     MAX_NAMES,
@@ -21,9 +21,6 @@ from dshealthd.probe.members.hostlist import (
     expand,
     quote,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 _MAX_LINKS = 8 * MAX_NAMES  # limit of a whole file: each node once for each of eight rails
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import schema
-from dshealthd.core.collector import counter, gauge
-from dshealthd.core.schema import SchemaError
+from dshealthd.core.collector import Sample, counter, gauge
+from dshealthd.core.schema import Record, SchemaError
 from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.peers.fields import KnownReason
 from dshealthd.probe.peers.messages import METHODS, VERSIONS
-from dshealthd.probe.peers.pool import ConnectionPool, error_meaning
+from dshealthd.probe.peers.pool import ConnectionPool, Link, error_meaning
 from dshealthd.probe.peers.protocol import (
     DEFECT,
     MAX_MESSAGE,
@@ -36,12 +37,7 @@ from dshealthd.probe.peers.protocol import (
 from dshealthd.probe.peers.resolver import Resolver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from dshealthd.core.collector import Sample
-    from dshealthd.core.schema import Record
     from dshealthd.probe.options import PeerOptions
-    from dshealthd.probe.peers.pool import Link
 
 CALLS = counter(
     "dshealthd_probe_peer_calls_total", "Calls made to other nodes' agents.", "method", "outcome"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dshealthd.http.connection import IDLE_TIMEOUT, Connection
 from dshealthd.http.connection_limiter import CloseReason, ConnectionLimiter
-from dshealthd.probe.peers.protocol import DEFECT, FrameError, Frames
+from dshealthd.probe.peers.protocol import DEFECT, FrameError, Frames, Hello, PeerSession
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine
-
-    from dshealthd.probe.peers.protocol import Hello, PeerSession
 
 log = logging.getLogger(__name__)
 

@@ -9,18 +9,17 @@ import logging
 import os
 import stat
 import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from dshealthd.core import background
 from dshealthd.core.child import StartError
-from dshealthd.core.collector import gauge
+from dshealthd.core.collector import Sample, gauge
 from dshealthd.core.host import signatures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from dshealthd.core.collector import Sample
     from dshealthd.probe.options import PeerOptions
 
 log = logging.getLogger(__name__)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.timing import time_limit
 from dshealthd.probe.peers.protocol import Hello, PeerSession, Rejection, new_challenge, to_frame
-from dshealthd.probe.peers.resolver import LookupFailed
+from dshealthd.probe.peers.resolver import LookupFailed, Resolver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
     from dshealthd.probe.options import PeerOptions
     from dshealthd.probe.peers.connection import PeerConnection
     from dshealthd.probe.peers.credentials import Credentials
-    from dshealthd.probe.peers.resolver import Resolver
 
 COUNTED = 5.0
 """Seconds for which the calls of each sender are counted together."""

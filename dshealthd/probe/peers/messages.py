@@ -6,8 +6,9 @@ import base64
 import binascii
 import enum
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd import __version__
 from dshealthd.core import schema
@@ -42,9 +43,6 @@ from dshealthd.probe.peers.fields import (
 )
 from dshealthd.probe.workers.job import RankResult
 from dshealthd.training.message import INSTANT, LONGEST_STEP, MAX_COUNT, SHORTEST_STEP
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MAX_PAYLOAD = 48000
 """Bytes of an echo's payload: with base64 and the other fields it fits the largest body."""

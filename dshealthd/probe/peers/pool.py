@@ -12,21 +12,25 @@ import select
 import socket
 import struct
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dshealthd.core.garbage import free_frames
 from dshealthd.core.sockets import listen_address
 from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.peers.protocol import Frames, PeerError, TimeoutMeaning
-from dshealthd.probe.peers.resolver import NAME_UNKNOWN, LookupFailed, UnknownName, literal
+from dshealthd.probe.peers.protocol import Frames, PeerError, PeerSession, TimeoutMeaning
+from dshealthd.probe.peers.resolver import (
+    NAME_UNKNOWN,
+    Address,
+    LookupFailed,
+    Resolver,
+    UnknownName,
+    literal,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dshealthd.probe.options import PeerOptions
-    from dshealthd.probe.peers.protocol import PeerSession
-    from dshealthd.probe.peers.resolver import Address, Resolver
 
 MAX_IDLE = 16
 """Most idle connections kept."""

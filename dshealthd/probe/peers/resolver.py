@@ -11,14 +11,12 @@ import asyncio
 import ipaddress
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from dshealthd.core import background
 from dshealthd.core.sockets import name_is_unknown
 from dshealthd.probe.members.hostlist import numeric
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KEPT = 60.0
 """Seconds for which a name's addresses are cached."""

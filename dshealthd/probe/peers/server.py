@@ -6,10 +6,11 @@ import functools
 import logging
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import schema
-from dshealthd.core.collector import counter, gauge
+from dshealthd.core.collector import Sample, counter, gauge
 from dshealthd.core.schema import SchemaError
 from dshealthd.core.sockets import listen_address
 from dshealthd.core.timing import time_limit
@@ -21,9 +22,6 @@ from dshealthd.probe.peers.messages import METHODS, VERSIONS
 from dshealthd.probe.peers.protocol import OK, TIMED_OUT, Refusal, Rejection, to_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-
-    from dshealthd.core.collector import Sample
     from dshealthd.probe.options import PeerOptions
     from dshealthd.probe.peers.resolver import Resolver
 

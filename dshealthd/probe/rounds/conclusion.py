@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from dshealthd.linux.starvation import STARVED
-from dshealthd.probe.observation import FLOOR, Outcome, RoundResult, Stage, Timing, slowest
+from dshealthd.probe.observation import (
+    FLOOR,
+    Outcome,
+    RoundPlan,
+    RoundResult,
+    Stage,
+    Timing,
+    slowest,
+)
 from dshealthd.probe.policy import BUSY
 from dshealthd.probe.rounds.active_round import Decline
-from dshealthd.probe.workers.job import OWN, STAGES, late
+from dshealthd.probe.workers.job import OWN, STAGES, RankResult, late
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from dshealthd.probe.observation import RoundPlan
     from dshealthd.probe.peers.protocol import PeerError
-    from dshealthd.probe.workers.job import RankResult
 
 SILENT = "silent"
 """The reason of a round in which a member's agent went silent."""

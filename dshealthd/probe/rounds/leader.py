@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.timing import happens
 from dshealthd.probe.observation import Outcome, RoundKind, RoundResult, Stage
 from dshealthd.probe.peers.protocol import PeerError
-from dshealthd.probe.rounds.active_round import DISAGREEMENTS, Decline
+from dshealthd.probe.rounds.active_round import DISAGREEMENTS, ActiveRound, Decline
 from dshealthd.probe.rounds.conclusion import (
     SILENT,
     combine,
@@ -25,7 +25,6 @@ from dshealthd.probe.rounds.light import measure
 
 if TYPE_CHECKING:
     from dshealthd.probe.node import ThisNode
-    from dshealthd.probe.rounds.active_round import ActiveRound
 
 log = logging.getLogger(__name__)
 

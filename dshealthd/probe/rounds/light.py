@@ -8,6 +8,7 @@ they count.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,6 @@ from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds.plan import PAYLOAD
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dshealthd.probe.node import ThisNode
 
 ECHOES = 2

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from dshealthd.probe.observation import ON_DEMAND, Backend, RoundKind, RoundPlan, Stage
+from dshealthd.probe.observation import (
+    ON_DEMAND,
+    Backend,
+    RoundKind,
+    RoundPlan,
+    Stage,
+    Steps,
+    Timing,
+)
 from dshealthd.probe.workers.job import (
     BANDWIDTH,
     GLOO_BANDWIDTH,
@@ -15,11 +23,6 @@ from dshealthd.probe.workers.job import (
     RankSpec,
     WorkerJob,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dshealthd.probe.observation import Steps, Timing
 
 PAIR = 2
 """Members of a round between nodes."""

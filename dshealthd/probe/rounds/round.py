@@ -9,11 +9,12 @@ GPUs now, the root leads a light round instead. One that falls silent is late.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.members.schedule import root_order
-from dshealthd.probe.observation import ON_DEMAND, Outcome, RoundKind, Stage
+from dshealthd.probe.observation import ON_DEMAND, Outcome, RoundKind, RoundPlan, RoundResult, Stage
 from dshealthd.probe.peers.protocol import Refusal, Rejection
 from dshealthd.probe.rounds import leader, member
 from dshealthd.probe.rounds.active_round import WHOLE, ActiveRound, Decline, RoundReport
@@ -21,13 +22,9 @@ from dshealthd.probe.rounds.conclusion import unless_starved
 from dshealthd.probe.workers import store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
-
     from dshealthd.probe.node import ThisNode
-    from dshealthd.probe.observation import RoundPlan, RoundResult
 
-    Handler = Callable[[str, dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
-
+Handler = Callable[[str, dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
 EPOCHS_APART = 1
 """Epochs by which the clocks of two members may be apart."""
 MAX_WAITING = 32

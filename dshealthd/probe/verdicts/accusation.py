@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from dshealthd.probe.observation import Part, Suspect
-from dshealthd.probe.verdicts.signals import Cause
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from dshealthd.probe.verdicts.signals import Investigation, Signal, SignalHistory
+from dshealthd.probe.verdicts.signals import Cause, Investigation, Signal, SignalHistory
 
 AMBIGUOUS = "ambiguous"
 FABRIC = "fabric"

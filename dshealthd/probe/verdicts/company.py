@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict, deque
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.probe.observation import HARD
+from dshealthd.probe.observation import HARD, PeerReport
 from dshealthd.probe.peers.fields import MAX_PAIRS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from dshealthd.probe.observation import PeerReport
     from dshealthd.probe.verdicts.signals import ObservedRound, Signal
 
 _RESTS = 20.0

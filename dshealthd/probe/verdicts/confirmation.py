@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.collector import counter
+from dshealthd.core.collector import Sample, counter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
-    from typing import Any
-
-    from dshealthd.core.collector import Sample
     from dshealthd.probe.verdicts.planner import Confirmation
 
 CONFIRMATIONS = counter(

@@ -10,9 +10,9 @@ unauthorized or inconclusive accuse nobody.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import (
     HARD,
@@ -25,7 +25,7 @@ from dshealthd.probe.observation import (
     Suspect,
 )
 from dshealthd.probe.verdicts.accusation import AMBIGUOUS, Verdicts, accusations
-from dshealthd.probe.verdicts.baseline import TimingClass
+from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
 from dshealthd.probe.verdicts.company import Company, Met
 from dshealthd.probe.verdicts.explanation import explain, reason_of
 from dshealthd.probe.verdicts.pairs import PairSuspicion, PairVerdict
@@ -43,11 +43,6 @@ from dshealthd.probe.verdicts.signals import (
     accuses_itself,
     hard_signal,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
-
-    from dshealthd.probe.verdicts.baseline import Baselines
 
 BUSY = "already_testing"
 """The reason of a round that was declined because another one was in progress."""

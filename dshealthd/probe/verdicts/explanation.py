@@ -8,16 +8,21 @@ node, or the part of it that was timed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.verdicts.signals import REACH, Cause, accuses_itself
+from dshealthd.probe.verdicts.signals import (
+    REACH,
+    Cause,
+    Investigation,
+    Measurement,
+    Signal,
+    accuses_itself,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from dshealthd.probe.verdicts.company import Company
-    from dshealthd.probe.verdicts.signals import Investigation, Measurement, Signal
 
 _CUT_OFF = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED})
 _MOST = 12

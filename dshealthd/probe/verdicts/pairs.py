@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.probe.observation import FAR_BELOW, HARD, RoundKind
+from dshealthd.probe.observation import FAR_BELOW, HARD, PeerReport, RoundKind
 from dshealthd.probe.verdicts.explanation import ALIKE, CONFIRMATIONS, PEERS
 from dshealthd.probe.verdicts.signals import REACH, RUN, ObservedRound, Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from dshealthd.probe.observation import PeerReport
     from dshealthd.probe.verdicts.company import Company
 
 HARD_BADS = 2

@@ -7,21 +7,15 @@ requests.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import RoundKind
 from dshealthd.probe.verdicts.accusation import AMBIGUOUS, Verdicts, waits_for_home
 from dshealthd.probe.verdicts.company import Company
 from dshealthd.probe.verdicts.explanation import CONFIRMATIONS, PEERS, explain
 from dshealthd.probe.verdicts.pairs import HARD_BADS, PairSuspicion
-from dshealthd.probe.verdicts.signals import REACH, RUN, Cause, Signal, SignalHistory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.probe.verdicts.signals import Investigation
+from dshealthd.probe.verdicts.signals import REACH, RUN, Cause, Investigation, Signal, SignalHistory
 
 _RECHECK = 3
 """Minimum epochs between rounds that check whether an accused link or GPU has recovered."""

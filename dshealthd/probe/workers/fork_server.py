@@ -15,7 +15,8 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from dshealthd.core import documents
 from dshealthd.core.child import StartError, channel, how_ended, spawn
@@ -23,10 +24,6 @@ from dshealthd.core.host import read_bytes
 from dshealthd.core.timing import happens, time_limit
 from dshealthd.linux.process import parse_stat
 from dshealthd.probe.workers import launch, worker
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 log = logging.getLogger(__name__)
 

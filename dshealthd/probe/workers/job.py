@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from dshealthd.core.schema import Integer, transient
 from dshealthd.probe.observation import Outcome, Stage, Timing
 from dshealthd.probe.peers.fields import MAX_RANKS_OF_NODE, KnownReason
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 STAGES = tuple(Stage)
 """All stages, in the order of a round."""

@@ -18,10 +18,7 @@ import signal
 import socket
 import stat
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 MAX_NAMED = 3
 """Problems that the message names; the rest are counted."""

@@ -9,6 +9,7 @@ import asyncio
 import base64
 import json
 import struct
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from dshealthd.probe.workers.store import StoreError, StoreHandler
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
     from dshealthd.probe.workers.fork_server import ForkedWorker
 

@@ -6,7 +6,7 @@ It implements the operations that `torch.distributed` needs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import time_limit
@@ -15,8 +15,6 @@ from dshealthd.probe.peers.fields import MAX_KEY, MAX_VALUE, MAX_WAIT
 from dshealthd.probe.peers.protocol import PeerError, Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dshealthd.probe.peers.client import PeerClient
 
 StoreHandler = Callable[[str, str, bytes | int | None, float], Awaitable[bytes | int | bool]]

@@ -56,12 +56,11 @@ import threading
 import time
 import traceback
 import zlib
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     import torch
 
 LENGTH = struct.Struct(">I")

@@ -14,10 +14,11 @@ import contextlib
 import logging
 import os
 import signal
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.child import KILL_DEADLINE, StartError, cause, channel
-from dshealthd.core.collector import gauge
+from dshealthd.core.collector import Sample, gauge
 from dshealthd.core.text import plural
 from dshealthd.core.timing import Backoff, happens
 from dshealthd.linux.starvation import STARVED, LoopLag, run_queue
@@ -30,14 +31,10 @@ from dshealthd.probe.workers.fork_server import (
     ForkServerError,
     StatusPage,
 )
-from dshealthd.probe.workers.job import RankResult
+from dshealthd.probe.workers.job import RankResult, RankSpec, WorkerJob
 from dshealthd.probe.workers.session import NodeWorkers, WorkerSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from dshealthd.core.collector import Sample
-    from dshealthd.probe.workers.job import RankSpec, WorkerJob
     from dshealthd.probe.workers.store import StoreHandler
 
 log = logging.getLogger(__name__)
