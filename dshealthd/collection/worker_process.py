@@ -63,8 +63,7 @@ class Channel(asyncio.Protocol):
         if len(self._received) >= wire.LENGTH.size:
             (size,) = wire.LENGTH.unpack_from(self._received)
             if size > wire.MAX_FRAME:
-                message = f"a frame of {size} bytes"
-                raise ValueError(message)
+                raise ValueError(f"a frame of {size} bytes")
             end = wire.LENGTH.size + size
             if len(self._received) >= end:
                 body = self._received[wire.LENGTH.size : end]
@@ -119,8 +118,7 @@ def _message(body: bytearray) -> dict[str, Any]:
     try:
         message = json.loads(body)
     except (ValueError, ArithmeticError, RecursionError) as error:
-        what = f"invalid JSON: {error}"
-        raise ValueError(what) from error
+        raise ValueError(f"invalid JSON: {error}") from error
     if not isinstance(message, dict):
         what = "JSON that is not an object"
         raise ValueError(what)  # noqa: TRY004 - one error type for every invalid frame

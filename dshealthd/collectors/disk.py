@@ -73,8 +73,7 @@ def parse_diskstats(text: str) -> dict[str, DiskStatistics]:
     for line in lines_of(text):
         fields = line.split()
         if len(fields) < _FIELDS:
-            message = f"not a line of disk statistics: {line[:80]!r}"
-            raise ValueError(message)
+            raise ValueError(f"not a line of disk statistics: {line[:80]!r}")
         numbers = [int(field) for field in fields[3:_FIELDS]]
         operations = {
             name: (numbers[at], numbers[at + 2], numbers[at + 3])

@@ -35,14 +35,12 @@ class GpuBus(Collector):
         try:
             count, amd = len(bus(self.host).gpus()), len(bus(self.host).amd_gpus())
         except FileNotFoundError as error:
-            message = "this machine has no PCI bus"
-            raise NotAvailable(message) from error
+            raise NotAvailable("this machine has no PCI bus") from error
         self._seen = self._seen or count > 0
         if amd:
             yield AMD(amd)
         elif not self._seen:
-            message = "no NVIDIA GPU on the PCI bus"
-            raise NotAvailable(message)
+            raise NotAvailable("no NVIDIA GPU on the PCI bus")
         if self._seen:
             yield EXPECTED(count)
         if count and (hidden := bus(self.host).hidden()):

@@ -245,8 +245,7 @@ class Infiniband(Collector):
         names = self._wanted(adapters(self.host))
         others = self._wanted(elsewhere(self.host))
         if not names and not self._ports and not others:
-            message = f"{self.host.sys(_CLASS)} has no device"
-            raise NotAvailable(message)
+            raise NotAvailable(f"{self.host.sys(_CLASS)} has no device")
         working, fault = False, None
         for name in names:
             for item in self._device(name):

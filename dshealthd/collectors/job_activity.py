@@ -128,8 +128,7 @@ def parse_io(data: bytes) -> int:
     try:
         return max(found[b"rchar"] + found[b"wchar"], found[b"read_bytes"] + found[b"write_bytes"])
     except KeyError as error:
-        message = f"no {error.args[0].decode()}"
-        raise ValueError(message) from error
+        raise ValueError(f"no {error.args[0].decode()}") from error
 
 
 def parse_interfaces(data: bytes) -> int:
@@ -141,8 +140,7 @@ def parse_interfaces(data: bytes) -> int:
         name, _, values = line.partition(b":")
         numbers = values.split()
         if len(numbers) < 9:  # noqa: PLR2004 - eight of receiving come before those of sending
-            message = f"not an interface: {line[:80]!r}"
-            raise ValueError(message)
+            raise ValueError(f"not an interface: {line[:80]!r}")
         if name.strip() != b"lo":
             total += int(numbers[0]) + int(numbers[8])
     return total

@@ -93,8 +93,7 @@ class JobLaunches(Collector):
         try:
             text = state_file.read(self.options.file, MAX_BYTES)
         except FileNotFoundError:
-            message = "dshealthd-launches.service does not run"
-            raise NotAvailable(message) from None
+            raise NotAvailable("dshealthd-launches.service does not run") from None
         try:
             with schema.reading(str(self.options.file)):
                 found = _samples(schema.document(text), now)
@@ -105,8 +104,7 @@ class JobLaunches(Collector):
 
 def _samples(document: Mapping[str, Any], now: float) -> list[Sample]:
     if document["schema"] != SCHEMA:
-        message = f"schema {document['schema']} in place of {SCHEMA}: restart the service"
-        raise ValueError(message)
+        raise ValueError(f"schema {document['schema']} in place of {SCHEMA}: restart the service")
     if now - document["at"] > FRESH:
         message = f"dshealthd-launches.service wrote last {now - document['at']:.0f} s ago"
         raise SourceError(Reason.EXPIRED, message)

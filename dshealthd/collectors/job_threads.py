@@ -45,11 +45,10 @@ class JobThreads(Collector):
         try:
             found = self._nearest(members)
         except OutsideNamespace as error:
-            message = (
+            raise NotAvailable(
                 f"the agent is in a cgroup namespace of its own: job {job} is in {error}; "
                 "start its container with the host's (docker run --cgroupns=host)"
-            )
-            raise NotAvailable(message) from error
+            ) from error
         if found is not None:
             yield THREADS(found.current, job)
             yield LIMIT(found.limit, job)

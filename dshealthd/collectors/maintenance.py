@@ -76,8 +76,7 @@ class MaintenanceCollector(Collector):
         """Yield whether the node is in maintenance; unknown if only a damaged file would say."""
         directory = self.context.state
         if directory is None:
-            message = "a single collection reads no state"
-            raise NotAvailable(message)
+            raise NotAvailable("a single collection reads no state")
         if (fault := self.context.entering(str(directory))) is not None:
             yield fault
             return

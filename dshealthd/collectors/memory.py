@@ -62,8 +62,7 @@ def parse_meminfo(text: str) -> Mapping[str, int]:
         value, *unit = rest.split()
         fields[name] = int(value) * (1024 if unit == ["kB"] else 1)
     if not fields:
-        message = "none of the usual fields"
-        raise ValueError(message)
+        raise ValueError("none of the usual fields")
     return fields
 
 

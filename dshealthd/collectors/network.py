@@ -117,8 +117,7 @@ def parse_columns(text: str) -> list[int]:
     """Return the columns of one line of `/proc/net/dev`; ValueError if malformed."""
     columns = [int(column) for column in text.split()]
     if len(columns) < _ALL_COLUMNS:
-        message = f"{len(columns)} columns instead of {_ALL_COLUMNS}: {text[:200]!r}"
-        raise ValueError(message)
+        raise ValueError(f"{len(columns)} columns instead of {_ALL_COLUMNS}: {text[:200]!r}")
     return columns
 
 
@@ -208,8 +207,7 @@ class Network(Collector):
         if fault is not None and not working:
             raise SourceError(fault.reason, f"no interface can be read: {fault.detail}")
         if not working:
-            message = f"{path} has no interface with hardware"
-            raise NotAvailable(message)
+            raise NotAvailable(f"{path} has no interface with hardware")
 
     def _known(self, name: str) -> _Interface | None:
         """Return the kept speed of a network interface; None if it is left out."""
@@ -222,8 +220,7 @@ class Network(Collector):
         path = self.host.sys(f"{_CLASS}/{name}")
         state = self._reader(f"{path}/operstate").strip()
         if state not in _STATES:
-            message = f"{path}/operstate: {state[:40]!r} is not a known state"
-            raise ValueError(message)
+            raise ValueError(f"{path}/operstate: {state[:40]!r} is not a known state")
         if state != "unknown":
             yield UP(float(state == "up"), name)
         yield STATE(1, name, state)

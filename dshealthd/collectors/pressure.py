@@ -37,8 +37,7 @@ def parse_pressure(text: str) -> Mapping[str, float]:
         try:
             shares[kind] = float(fields["avg10"]) / 100
         except KeyError as error:
-            message = f"no {error} in {line!r}"
-            raise ValueError(message) from error
+            raise ValueError(f"no {error} in {line!r}") from error
     return shares
 
 

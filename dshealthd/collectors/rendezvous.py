@@ -81,11 +81,10 @@ def parse_ports(text: str) -> tuple[int, int]:
     match = _PORTS.fullmatch(text)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not UNPRIVILEGED <= low <= high <= MAX_PORT:
-        message = (
+        raise ValueError(
             f'"{text}" is not a range of ports from {UNPRIVILEGED} to {MAX_PORT} such as '
             '"29500-29600"'
         )
-        raise ValueError(message)
     return low, high
 
 

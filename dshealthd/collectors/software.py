@@ -285,8 +285,7 @@ class Software(Collector):
         if text is None:
             return read(self.host.sys("module/nvidia/version")).strip()
         if (version := _found(_DRIVER, text)) is None:
-            message = f"no version in {text[:80]!r}"
-            raise ValueError(message)
+            raise ValueError(f"no version in {text[:80]!r}")
         return version
 
     def _rdma_core(self) -> str | None:

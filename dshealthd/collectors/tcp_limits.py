@@ -53,8 +53,7 @@ class TcpLimits(Collector):
         readers = {name: partial(self._setting, name, metric) for name, metric in _SETTINGS.items()}
         found = [*read_parts({**readers, RANGE: self._ephemeral})]
         if not found:
-            message = f"{self.host.proc('sys/net')} has no TCP settings"
-            raise NotAvailable(message)
+            raise NotAvailable(f"{self.host.proc('sys/net')} has no TCP settings")
         yield from found
 
     def _setting(self, name: str, metric: Metric) -> Iterator[Sample]:

@@ -31,13 +31,11 @@ def parse_accepted(text: str) -> Accepted:
     """Parse an accepted finding, `CHECK [COMPONENT] until YYYY-MM-DD: REASON`. ValueError."""
     match = _ACCEPTED.fullmatch(text)
     if match is None:
-        message = f'"{text}" is not "CHECK [COMPONENT] until YYYY-MM-DD: REASON"'
-        raise ValueError(message)
+        raise ValueError(f'"{text}" is not "CHECK [COMPONENT] until YYYY-MM-DD: REASON"')
     try:
         until = dt.date.fromisoformat(match["until"])
     except (ValueError, ArithmeticError) as error:
-        message = f'"{text}": {match["until"]} is not a date'
-        raise ValueError(message) from error
+        raise ValueError(f'"{text}": {match["until"]} is not a date') from error
     return Accepted(match["check"], match["component"] or "", until, match["reason"])
 
 

@@ -100,8 +100,7 @@ def parse_node(document: Mapping[str, Any], name: str) -> NodeReport:
     KeyError, TypeError, ValueError, AttributeError for anything else.
     """
     if document["schema"] != SCHEMA:
-        message = f"its answer has document version {document['schema']}, not {SCHEMA}"
-        raise ValueError(message)
+        raise ValueError(f"its answer has document version {document['schema']}, not {SCHEMA}")
     (node,) = document["nodes"]
     return NodeReport(
         name,

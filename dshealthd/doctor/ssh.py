@@ -63,8 +63,7 @@ def host_names(text: str) -> tuple[str, ...]:
     try:
         return expand(text)
     except HostlistError as error:
-        message = f"--hosts: {error}"
-        raise HostsError(message) from error
+        raise HostsError(f"--hosts: {error}") from error
 
 
 def command(ssh: Sequence[str], host: str, remote: Sequence[str], seconds: float) -> list[str]:

@@ -106,8 +106,7 @@ class Bundle:
         ValueError if the file name is invalid. OSError.
         """
         if not _FILE.fullmatch(name):
-            message = f"not a valid name for an evidence file: {name[:100]!r}"
-            raise ValueError(message)
+            raise ValueError(f"not a valid name for an evidence file: {name[:100]!r}")
         self.full = self.full or len(data) > self._left
         data = data[: self._left]
         self._left -= len(data)
@@ -194,11 +193,10 @@ def make(
     disk = os.statvfs(directory)
     free = disk.f_bavail * disk.f_frsize
     if free < min_free + bundle_bytes:
-        message = (
+        raise BundleRefused(
             f"{directory}: {free >> 20} MiB are free, and {min_free >> 20} MiB must be left "
             f"after a bundle of {bundle_bytes >> 20} MiB"
         )
-        raise BundleRefused(message)
     stem = f"{time.strftime(_TIME, time.gmtime(now))}-{_UNSAFE.sub('_', job)[:80] or 'all'}"
     name, number, bundle = stem, 1, None
     while bundle is None:

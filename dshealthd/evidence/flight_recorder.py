@@ -81,8 +81,7 @@ def collect(
     try:
         written = os.fstat(descriptor)
         if written.st_size > MAX_DUMP:
-            message = f"its dump is longer than {MAX_DUMP >> 20} MiB"
-            raise Missing(message)
+            raise Missing(f"its dump is longer than {MAX_DUMP >> 20} MiB")
         # In pieces: many ranks dump at once, and a dump without content costs its user nothing.
         for start in range(0, max(written.st_size, 1), _PIECE):
             emit(name, read(descriptor, min(_PIECE, written.st_size - start)))

@@ -48,8 +48,7 @@ def query_job(
     Return which ranks lag and which are in trouble; `Missing` says why not.
     """
     if not ras_enabled(environment):
-        message = "disabled by NCCL_RAS_ENABLE"
-        raise Missing(message)
+        raise Missing("disabled by NCCL_RAS_ENABLE")
     if any(namespace(host, one.pid) for one in members):
         message = "the job has a network namespace of its own, to which the agent cannot connect"
         raise Missing(message)

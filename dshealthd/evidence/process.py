@@ -30,8 +30,7 @@ def collect(emit: Emit, host: Host, pid: int, rank: int) -> dict[str, Any]:
     name = f"{file_of(rank, pid)}.kernel.txt"
     before, transferred = _cpu(host, pid), _transferred(host, pid)
     if before is None:
-        message = f"process {pid} is gone"
-        raise Missing(message)
+        raise Missing(f"process {pid} is gone")
     started = time.monotonic()
     for line in lines_of(_read(host, f"{pid}/status")):
         if line.partition(":")[0] in _STATUS:

@@ -47,8 +47,7 @@ def collect(emit: Emit, host: Host, pid: int, rank: int, program: str | None) ->
     py-spy would ask a user's FUSE mount, whose answer nothing can interrupt, it is not run.
     """
     if program is None:
-        message = "py-spy is not installed"
-        raise Missing(message)
+        raise Missing("py-spy is not installed")
     with Root.of_process(host, pid) as root:
         user = root.owner
         for path in _python_files(host, pid):
@@ -131,8 +130,7 @@ def parse(output: bytes) -> list[dict[str, Any]]:
     except documents.MISSHAPEN as error:
         raise ValueError(repr(error)[:200]) from error
     if not threads:
-        message = "no threads"
-        raise ValueError(message)
+        raise ValueError("no threads")
     return threads
 
 

@@ -46,12 +46,10 @@ def read(name: str) -> dict[str, Any]:
     with open_file(name) as file:
         data = file.read(MAX_DUMP + 1)
     if len(data) > MAX_DUMP:
-        message = f"{name}: more than {MAX_DUMP >> 20} MiB"
-        raise UnreadableDump(message)
+        raise UnreadableDump(f"{name}: more than {MAX_DUMP >> 20} MiB")
     step = digested(name, data)
     if step.problem:
-        message = f"{name}: {step.problem}"
-        raise UnreadableDump(message)
+        raise UnreadableDump(f"{name}: {step.problem}")
     digest: dict[str, Any] = step.value
     return digest
 

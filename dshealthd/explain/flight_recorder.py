@@ -52,8 +52,7 @@ class _Unpickler(pickle.Unpickler):
         raise MalformedDump(message)
 
     def persistent_load(self, pid: Any) -> NoReturn:  # noqa: ARG002 - part of the protocol
-        message = "it refers to an external object"
-        raise MalformedDump(message)
+        raise MalformedDump("it refers to an external object")
 
 
 def load(data: bytes) -> Any:
@@ -88,8 +87,7 @@ def digest(data: bytes) -> dict[str, Any]:
     if not isinstance(document, dict) or not isinstance(
         entries := document.get("entries", []), list
     ):
-        message = "it is not a dictionary with a list of entries"
-        raise MalformedDump(message)
+        raise MalformedDump("it is not a dictionary with a list of entries")
     members, completed = _members(document.get("pg_config")), _completed(document.get("pg_status"))
     operations: dict[str, list[dict[str, Any]]] = {}
     """By group, the oldest first, as the recorder dumps them."""

@@ -109,11 +109,9 @@ def expand(names: Sequence[str]) -> list[str]:
         elif matches := sorted(glob.glob(name, recursive=True)):
             found.update((match, None) for match in matches if not os.path.isdir(match))
         else:
-            message = f"{name}: no such file"
-            raise InputError(message)
+            raise InputError(f"{name}: no such file")
         if len(found) > MAX_FILES:
-            message = f"more than {MAX_FILES:,} files"
-            raise InputError(message)
+            raise InputError(f"more than {MAX_FILES:,} files")
     return list(found)
 
 
@@ -138,8 +136,7 @@ def open_log(name: str, closing: contextlib.ExitStack) -> IO[bytes]:
             buffered = cast("io.BufferedReader", closing.enter_context(open_file(name)))
         magic = buffered.peek(6)[:6]
     except OSError as error:
-        message = f"{name}: {error.strerror or error}"
-        raise InputError(message) from error
+        raise InputError(f"{name}: {error.strerror or error}") from error
     if magic.startswith(b"\x1f\x8b"):
         return cast("IO[bytes]", gzip.open(buffered))
     if magic.startswith(b"\xfd7zXZ\x00"):
@@ -254,12 +251,10 @@ def _blocks(file: IO[bytes], statistics: Statistics, name: str) -> Iterator[byte
             data = take(BLOCK)  # `read1`: on a truncated stream, `read` would return nothing
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
             if is_empty:
-                message = f"{name}: {error}"
-                raise InputError(message) from error
+                raise InputError(f"{name}: {error}") from error
             data = b""
         except OSError as error:
-            message = f"{name}: {error.strerror or error}"
-            raise InputError(message) from error
+            raise InputError(f"{name}: {error.strerror or error}") from error
         if not data:
             break
         statistics.bytes += len(data)

@@ -192,11 +192,9 @@ def parse(slug: str, text: str) -> tuple[list[Pattern], dict[str, Any]]:
         table = tomllib.loads(text)
         found = [_pattern(slug, dict(row)) for row in table.pop("pattern")]
     except (ValueError, ArithmeticError, KeyError, TypeError, re.error) as error:
-        message = f"{slug}.toml: {type(error).__name__}: {error}"
-        raise PatternError(message) from error
+        raise PatternError(f"{slug}.toml: {type(error).__name__}: {error}") from error
     if unknown := sorted(table.keys() - {"title", "hang"}):
-        message = f"{slug}.toml: unknown keys {', '.join(unknown)}"
-        raise PatternError(message)
+        raise PatternError(f"{slug}.toml: unknown keys {', '.join(unknown)}")
     return found, table
 
 
@@ -240,6 +238,5 @@ def _pattern(slug: str, row: dict[str, Any]) -> Pattern:
     pattern = Pattern(slug=slug, expression=expression, names=names, need=needed(expression), **row)
     for value, known in ((pattern.layer, LAYERS), (pattern.role, ROLES), (pattern.where, PLACES)):
         if value not in known:
-            message = f"{pattern.name}: {value!r} is not one of {', '.join(known)}"
-            raise TypeError(message)
+            raise TypeError(f"{pattern.name}: {value!r} is not one of {', '.join(known)}")
     return pattern

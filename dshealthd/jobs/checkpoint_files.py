@@ -142,8 +142,7 @@ class Scan:
         self.exists = found is not None and stat.S_ISDIR(found.st_mode)
         names = root.names(self._folder, MAX_FILES + 1) if self.exists else []
         if len(names) > MAX_FILES:
-            message = f"{self._folder} has more than {MAX_FILES} files"
-            raise ValueError(message)
+            raise ValueError(f"{self._folder} has more than {MAX_FILES} files")
         self.is_universal = "zero" in names
         self.todo = sorted(names, reverse=True)
 
@@ -210,8 +209,7 @@ def read_tag(root: Root, path: str) -> str:
 def check_tag(tag: str, where: str) -> None:
     """Raise ValueError if a tag, from a file or a user, is not a valid directory name."""
     if len(tag) > MAX_TAG or "/" in tag or tag in {".", ".."}:
-        message = f"{where}: {tag[:60]!r} is not a valid checkpoint name"
-        raise ValueError(message)
+        raise ValueError(f"{where}: {tag[:60]!r} is not a valid checkpoint name")
 
 
 def is_truncated(root: Root, path: str) -> bool:

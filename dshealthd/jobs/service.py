@@ -108,8 +108,7 @@ class Jobs:
     def heartbeats(self) -> HeartbeatReader:
         """Return the reader of heartbeats; NotAvailable or SourceError if there is none."""
         if self._reader is None or self._tending is None:
-            message = "heartbeats are read while an agent runs"
-            raise NotAvailable(message)
+            raise NotAvailable("heartbeats are read while an agent runs")
         if self._tending.failed:
             raise SourceError(Reason.INTERNAL, "the last check of the heartbeats' senders failed")
         if self._problem is not None:
@@ -119,8 +118,7 @@ class Jobs:
     def hangs(self) -> HangDetector:
         """Return the hang detector; NotAvailable or SourceError if nothing can be known."""
         if self._detector is None or self._looking is None or not self._reading():
-            message = "no heartbeats are read"
-            raise NotAvailable(message)
+            raise NotAvailable("no heartbeats are read")
         if self._looking.failed:
             raise SourceError(Reason.INTERNAL, "the last check of the ranks failed")
         return self._detector

@@ -21,8 +21,7 @@ from dshealthd.nvml.values import SENTINELS
 _LAYOUT = struct.Struct("=IIqqIIQ")
 """nvmlFieldValue_t: field, scope, timestamp, latency, type, return code, value."""
 if _LAYOUT.size != ctypes.sizeof(pynvml.c_nvmlFieldValue_t):
-    message = "pynvml's nvmlFieldValue_t has another size than NVML's"
-    raise ImportError(message)
+    raise ImportError("pynvml's nvmlFieldValue_t has another size than NVML's")
 _ANSWER = struct.Struct("=24xIIQ")
 """The same, only the driver's answer: type, return code, value."""
 _AT_ONCE = 128

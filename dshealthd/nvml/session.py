@@ -146,8 +146,7 @@ class Session:
         if count == 0:
             expected = self._expected()
             if expected == 0:
-                message = "NVML shows no GPU"
-                raise NotAvailable(message)
+                raise NotAvailable("NVML shows no GPU")
             raise SourceError(Reason.NOT_FOUND, f"NVML shows no GPU, with {_on_the_bus(expected)}")
         if count != len(self._gpus) or now - self._listed_at >= REFRESH:
             self._listed_at = now

@@ -172,11 +172,10 @@ class HealthCheckService:
         loop = asyncio.get_running_loop()
         while (question := await loop.sock_recv(channel, 1)) == QUESTION:
             await loop.sock_sendall(channel, wire.pack(answer(self._fitness())))
-        message = (
+        raise ServerError(
             f"nvrx: the server on {self.options.socket} has "
             f"{'broken protocol' if question else 'ended'}"
         )
-        raise ServerError(message)
 
     def _fitness(self) -> Fitness:
         """Return the current verdict, counted; log failures that are new."""

@@ -267,8 +267,7 @@ class ProbeService:
             await running.open()
         except (OSError, ValueError, ArithmeticError) as error:
             await running.close()
-            message = f"cannot listen on {options.peer.listen_address}: {error}"
-            raise Setup(message) from error
+            raise Setup(f"cannot listen on {options.peer.listen_address}: {error}") from error
         return running
 
     def _address(self) -> tuple[str, str]:
@@ -279,8 +278,7 @@ class ProbeService:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
         address, member = ipaddress.ip_address(found), numeric(self.me)
         if address.is_loopback and (member is None or not member.is_loopback):
-            message = f"{host} is {address} on this node, where no other node reaches it"
-            raise OSError(message)
+            raise OSError(f"{host} is {address} on this node, where no other node reaches it")
         interface = self.options.worker.interface or interface_of(str(address), self._host)
         return str(address), interface
 

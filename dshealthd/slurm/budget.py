@@ -145,8 +145,7 @@ def _settled(
         if all(claim.ticket != CHOOSING for claim in claims(nodes.values(), wall())):
             return nodes
         if waited >= _PATIENCE:
-            message = "other nodes are still taking their tickets for the drain budget"
-            raise ControllerError(message)
+            raise ControllerError("other nodes are still taking their tickets for the drain budget")
         sleep(POLL)
         waited += POLL
 

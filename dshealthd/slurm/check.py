@@ -197,8 +197,7 @@ def locked_streaks(directory: Path, patience: float) -> Iterator[Streaks]:
         os.mkdir(directory, 0o700)
     status = os.lstat(directory)
     if status.st_uid != os.geteuid() or status.st_mode & 0o22:
-        message = "belongs to another user, or others may write to it"
-        raise PermissionError(message)
+        raise PermissionError("belongs to another user, or others may write to it")
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         _lock(lock, patience)
@@ -218,8 +217,7 @@ def _lock(descriptor: int, patience: float) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             if time.monotonic() >= end:
-                message = "another check of this node is running"
-                raise Busy(message) from error
+                raise Busy("another check of this node is running") from error
             time.sleep(budget.POLL)
         else:
             return

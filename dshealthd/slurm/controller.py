@@ -154,8 +154,7 @@ class Controller:
                 errors="replace",
             )
         except OSError as error:
-            message = f"{command[0]}: {error.strerror}"
-            raise ControllerError(message) from error
+            raise ControllerError(f"{command[0]}: {error.strerror}") from error
         try:
             out, err = process.communicate(timeout=TIMEOUT)
         except subprocess.TimeoutExpired as error:
@@ -165,8 +164,7 @@ class Controller:
             if process.returncode is None:
                 _end(process)
         if process.returncode != 0:
-            message = f"{command[0]} {command[1]}: {' '.join(err.split())[:200]}"
-            raise ControllerError(message)
+            raise ControllerError(f"{command[0]} {command[1]}: {' '.join(err.split())[:200]}")
         return out
 
 
@@ -188,14 +186,12 @@ def parse_nodes(text: str, separator: str) -> dict[str, SlurmNode]:
     """
     *fields, end = text.split(separator)
     if len(fields) % len(_FIELDS) or end.strip():
-        message = f"sinfo: unexpected output: {text[-80:]!r}"
-        raise ControllerError(message)
+        raise ControllerError(f"sinfo: unexpected output: {text[-80:]!r}")
     nodes = {}
     for row in zip(*[iter(fields)] * len(_FIELDS), strict=True):
         name, state, since, gres, reason, comment = (field.strip() for field in row)
         if not name:
-            message = f"sinfo: a node without a name: {row!r}"
-            raise ControllerError(message)
+            raise ControllerError(f"sinfo: a node without a name: {row!r}")
         comment = "" if comment.lower() in _NONE else comment
         note = _SECTION.search(comment)
         nodes[name] = SlurmNode(

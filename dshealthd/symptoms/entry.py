@@ -222,8 +222,7 @@ def parse(slug: str, text: str) -> Symptom:
         )
     # No TOML, an unknown or missing key.
     except (ValueError, ArithmeticError, TypeError, AttributeError) as error:
-        message = f"{slug}.md: {error}"
-        raise EntryError(message) from error
+        raise EntryError(f"{slug}.md: {error}") from error
 
 
 def _fields(row: Mapping[str, Any]) -> dict[str, Any]:

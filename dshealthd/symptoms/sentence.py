@@ -123,6 +123,5 @@ def _checked(sentence: str) -> str:
         if not fits and not (name == "value" and form.count("|") == 1):
             known = [*(f"{{{label}}}" for label in LABELS), *(f"{{value:{one}}}" for one in FORMS)]
             wrong = f"{{{name}{':' if form else ''}{form}}}"
-            message = f"{wrong} is no placeholder: known are {', '.join(known)}"
-            raise SentenceError(message)
+            raise SentenceError(f"{wrong} is no placeholder: known are {', '.join(known)}")
     return sentence

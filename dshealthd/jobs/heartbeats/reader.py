@@ -92,11 +92,11 @@ class HeartbeatReader:
         except OSError as error:
             raise SourceError(os_reason(error), str(error)) from error
         if agent != str(os.getpid()):
-            detail = (
+            raise SourceError(
+                Reason.NOT_FOUND,
                 f"{self._host.procfs} shows another pid namespace than the agent's, so senders "
-                "cannot be identified"
+                "cannot be identified",
             )
-            raise SourceError(Reason.NOT_FOUND, detail)
         self._places = min(MAX_SENDERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._blocking_tasks = BlockingTasks()
         self._opened = self._monotonic()

@@ -145,8 +145,7 @@ def _number(name: str, value: float) -> float:
     """
     least, most = (_SLOWEST, _FASTEST) if name in _BANDWIDTHS else (_SHORTEST, _LONGEST)
     if name not in _BANDWIDTHS | _TIMES or not (value == 0.0 or least <= value <= most):
-        message = f"{name} {value} is not an Inspector measurement"
-        raise ValueError(message)
+        raise ValueError(f"{name} {value} is not an Inspector measurement")
     return value * _GIGABYTE if name in _BANDWIDTHS else value / _MICROSECONDS
 
 
@@ -154,8 +153,7 @@ def _operation(labels: Mapping[str, str]) -> MeasuredOperation:
     """Return the labels that are kept; ValueError if one is missing or invalid."""
     name = labels.get("collective") or labels.get("p2p_operation")
     if name not in OPERATIONS:
-        message = f"{name!r} is not an NCCL operation"
-        raise ValueError(message)
+        raise ValueError(f"{name!r} is not an NCCL operation")
     job = labels.get("slurm_job_id", "")
     return MeasuredOperation(
         job=job if _NATURAL.fullmatch(job) else None,
@@ -174,16 +172,14 @@ def message_class(text: str) -> str:
     """
     match = _SIZE.fullmatch(text)
     if match is None:
-        message = f"{text!r} is not a message size"
-        raise ValueError(message)
+        raise ValueError(f"{text!r} is not a message size")
     size = float(match[1]) * _UNITS[match[2]]
     return next(name for least, name in _CLASSES if size >= least)
 
 
 def _natural(text: str) -> str:
     if not _NATURAL.fullmatch(text) or int(text) > _LARGEST:
-        message = f"{text!r} is not a number of ranks or nodes"
-        raise ValueError(message)
+        raise ValueError(f"{text!r} is not a number of ranks or nodes")
     return text
 
 

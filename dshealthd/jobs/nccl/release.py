@@ -109,14 +109,12 @@ def opened(host: Host, pid: int, mapping: Mapping) -> Iterator[int]:
     `UnknownRelease` if that was replaced on disk, OSError.
     """
     if mapping.deleted:
-        message = f"{mapping.path} was replaced while the process was running"
-        raise UnknownRelease(message)
+        raise UnknownRelease(f"{mapping.path} was replaced while the process was running")
     with Root.of_process(host, pid) as root:
         descriptor = root.open(mapping.path)
     try:
         if os.fstat(descriptor).st_ino != mapping.inode:
-            message = f"{mapping.path} is another file than the mapped one"
-            raise UnknownRelease(message)
+            raise UnknownRelease(f"{mapping.path} is another file than the mapped one")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -155,20 +153,17 @@ class MappedReleases:
         """
         maps = read_bytes(host.proc(f"{pid}/maps"), MAPS_LIMIT)
         if len(maps) >= MAPS_LIMIT:
-            message = f"the process has more than {MAPS_LIMIT} bytes of mappings"
-            raise UnknownRelease(message)
+            raise UnknownRelease(f"the process has more than {MAPS_LIMIT} bytes of mappings")
         mappings = [mapping for mapping in parse_maps(maps) if mapping.may_contain_nccl]
         if len(mappings) > MAX_LIBRARIES:
-            message = f"the process has mapped more than {MAX_LIBRARIES} NCCL libraries"
-            raise UnknownRelease(message)
+            raise UnknownRelease(f"the process has mapped more than {MAX_LIBRARIES} NCCL libraries")
         others = not any(mapping.is_nccl for mapping in mappings)
         versions: set[str] = set()
         variables: set[str] = set()
         for mapping in mappings:
             library = self._library(host, pid, mapping)
             if not library.versions and (mapping.is_nccl or others):
-                message = f"{mapping.path} does not say its NCCL version"
-                raise UnknownRelease(message)
+                raise UnknownRelease(f"{mapping.path} does not say its NCCL version")
             versions |= library.versions
             variables |= library.variables
         return Library(frozenset(versions), frozenset(variables))

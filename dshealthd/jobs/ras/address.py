@@ -59,18 +59,16 @@ def _parse(text: str) -> tuple[tuple[_Address, ...], int]:
         host, _, port = text.partition(":")
         port = port.partition(":")[0]
     if _PORT.fullmatch(port) is None or not 0 < int(port) <= MAX_PORT:
-        message = f"NCCL_RAS_ADDR={text[:100]!r} has no valid port"
-        raise ValueError(message)
+        raise ValueError(f"NCCL_RAS_ADDR={text[:100]!r} has no valid port")
     if host.lower() == "localhost":
         return tuple(map(ipaddress.ip_address, _LOOPBACK)), int(port)
     try:
         address = ipaddress.ip_address(host)
     except (ValueError, ArithmeticError) as error:
-        message = (
+        raise ValueError(
             f"NCCL_RAS_ADDR={text[:100]!r} has a host name; only localhost and IP "
             "addresses are supported"
-        )
-        raise ValueError(message) from error
+        ) from error
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     return (address,), int(port)
@@ -117,6 +115,5 @@ def endpoints(environment: Mapping[str, str]) -> tuple[Endpoint, ...]:
     text = environment.get("NCCL_RAS_ADDR")
     hosts, port = (_LOOPBACK, PORT) if text is None else parse_address(text)
     if not all(is_own_address(host) for host in hosts):
-        message = f"NCCL_RAS_ADDR={(text or '')[:100]!r} is not an address of this node"
-        raise ValueError(message)
+        raise ValueError(f"NCCL_RAS_ADDR={(text or '')[:100]!r} is not an address of this node")
     return tuple(Endpoint(host, port) for host in hosts)

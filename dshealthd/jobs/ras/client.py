@@ -99,8 +99,7 @@ class Query:
             except Stranger:
                 if is_last:
                     raise
-        message = "NCCL RAS is not reachable"
-        raise NoListener(message)
+        raise NoListener("NCCL RAS is not reachable")
 
     def _converse(
         self,
@@ -122,8 +121,7 @@ class Query:
         self._greeted = True
         # Not before the greeting: until a process has accepted, none owns the other end.
         if not self._verify_peer(connection):
-            message = "a process outside the job listens at its address"
-            raise Stranger(message)
+            raise Stranger("a process outside the job listens at its address")
         seconds = int(end - monotonic()) - protocol.GRACE
         _say(connection, b"TIMEOUT %d\n" % max(1, min(protocol.COLLECTION, seconds)))
         yield from _reply(connection, "timeout", rb"OK", end)

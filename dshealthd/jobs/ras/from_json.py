@@ -102,8 +102,7 @@ def parse_json(data: bytes) -> Status:
 def _communicator(entry: dict[str, Any]) -> Communicator:
     match = _HASH.fullmatch(entry["hash"])
     if match is None:
-        message = f"the hash {entry['hash'][:40]!r} is not a hexadecimal number"
-        raise MalformedAnswer(message)
+        raise MalformedAnswer(f"the hash {entry['hash'][:40]!r} is not a hexadecimal number")
     states: Counter[RasRankState] = Counter()
     troubles: list[Trouble] = []
     counts: dict[int, tuple[Counter[str], RankLocation]] = {}

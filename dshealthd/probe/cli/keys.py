@@ -74,8 +74,7 @@ def rotate(path: Path) -> None:
     elif step == 2:  # noqa: PLR2004 - of three steps
         after, step = [found[0]], 0
     else:
-        message = "holds two keys and does not say which is new; remove the old one by hand"
-        raise KeysError(message)
+        raise KeysError("holds two keys and does not say which is new; remove the old one by hand")
     _replace(path, after, step)
     show(path)
     if step:

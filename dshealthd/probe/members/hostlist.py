@@ -66,29 +66,24 @@ def expand(expression: str, limit: int = MAX_NAMES) -> tuple[str, ...]:
     names: dict[str, None] = {}
     total = 0
     if not {"[", "]"}.isdisjoint(_ITEM.sub("", expression)):
-        message = f"{quote(expression)} has nested brackets or an unmatched one"
-        raise HostlistError(message)
+        raise HostlistError(f"{quote(expression)} has nested brackets or an unmatched one")
     for item in _ITEM.findall(expression):
         texts = _BRACKETS.split(item)
         numbers = [_ranges(text, item) for text in texts[1::2]]
         total += math.prod(sum(len(values) for values, _ in ranges) for ranges in numbers)
         if total > limit:
-            message = f"{quote(item)} expands to more than {limit} names"
-            raise HostlistError(message)
+            raise HostlistError(f"{quote(item)} expands to more than {limit} names")
         axes = [[text] for text in texts]
         axes[1::2] = [[f"{n:0{width}}" for values, width in one for n in values] for one in numbers]
         for parts in itertools.product(*axes):
             name = "".join(parts)
             if not is_name(name):
-                message = f"{quote(name)} is not a valid node name"
-                raise HostlistError(message)
+                raise HostlistError(f"{quote(name)} is not a valid node name")
             if name in names:
-                message = f"{quote(name)} is a duplicate"
-                raise HostlistError(message)
+                raise HostlistError(f"{quote(name)} is a duplicate")
             names[name] = None
     if not names:
-        message = "names no node"
-        raise HostlistError(message)
+        raise HostlistError("names no node")
     return tuple(names)
 
 
@@ -111,7 +106,6 @@ def _ranges(text: str, item: str) -> list[tuple[range, int]]:
             message = f"{quote(part)} in {quote(item)} is neither a number nor a range of numbers"
             raise HostlistError(message)
         if int(last) < int(low):
-            message = f"{quote(part)} in {quote(item)} is a descending range"
-            raise HostlistError(message)
+            raise HostlistError(f"{quote(part)} in {quote(item)} is a descending range")
         found.append((range(int(low), int(last) + 1), len(low)))
     return found

@@ -67,8 +67,7 @@ class LocalMembership:
     def membership(self) -> Membership:
         """The members; LookupError before the first usable list."""
         if self._membership is None:
-            message = "the members are not known yet"
-            raise LookupError(message)
+            raise LookupError("the members are not known yet")
         return self._membership
 
     @property

@@ -109,12 +109,10 @@ def _fields(line: str) -> dict[str, str]:
     while position < len(line):
         match = _FIELD.match(line, position)
         if match is None:
-            message = f"{quote(line[position:])} is not KEY=VALUE"
-            raise HostlistError(message)
+            raise HostlistError(f"{quote(line[position:])} is not KEY=VALUE")
         key = match[1].lower()
         if key in fields:
-            message = f"{quote(line)} has {match[1]} twice"
-            raise HostlistError(message)
+            raise HostlistError(f"{quote(line)} has {match[1]} twice")
         fields[key] = match[2] if match[2] is not None else match[3]
         position = match.end()
     return fields

@@ -94,8 +94,7 @@ class PeerClient:
         called = f"{method} {VERSIONS[method]} ".encode()
         request = called + schema.dumps(body, declared.request)
         if len(request) > MAX_MESSAGE:
-            problem = f"a message of {len(request)} bytes is too large to send"
-            raise SchemaError(problem)
+            raise SchemaError(f"a message of {len(request)} bytes is too large to send")
         on_timeout, outcome = TimeoutMeaning(), Outcome.INCONCLUSIVE  # unless it is cancelled
         try:
             turn = self._turns.setdefault(peer, asyncio.Semaphore(MAX_PER_PEER))

@@ -148,8 +148,7 @@ def read_secret(path: Path) -> bytes:
     finally:
         os.close(descriptor)
     if len(data) > MAX_KEY_FILE:
-        message = f"is larger than {MAX_KEY_FILE} bytes"
-        raise ValueError(message)
+        raise ValueError(f"is larger than {MAX_KEY_FILE} bytes")
     return data
 
 
@@ -172,19 +171,16 @@ def parse_keys(data: bytes) -> tuple[bytes, ...]:
     keys = [line.strip() for line in data.splitlines()]
     keys = [key for key in keys if key and not key.startswith(b"#")]
     if not 1 <= len(keys) <= MAX_KEYS:
-        message = f"holds {len(keys)} keys; it must be one, or {MAX_KEYS} during a rotation"
-        raise ValueError(message)
+        raise ValueError(f"holds {len(keys)} keys; it must be one, or {MAX_KEYS} during a rotation")
     for number, key in enumerate(keys, 1):
         if len(key) < MIN_KEY:
-            message = (
+            raise ValueError(
                 f"key {number} has {len(key)} characters; at least {MIN_KEY} are needed "
                 "(openssl rand -hex 32)"
             )
-            raise ValueError(message)
         # ASCII's visible characters
         if not all(0x21 <= byte <= 0x7E for byte in key):  # noqa: PLR2004
-            message = f"key {number} is not made of visible ASCII characters"
-            raise ValueError(message)
+            raise ValueError(f"key {number} is not made of visible ASCII characters")
     return tuple(keys)
 
 
@@ -193,13 +189,11 @@ def read(path: Path | None) -> tuple[bytes, ...]:
     Blocks.
     """
     if path is None:
-        message = "key_file: is not set"
-        raise CredentialError(message)
+        raise CredentialError("key_file: is not set")
     try:
         return parse_keys(read_secret(path))
     except (OSError, ValueError, ArithmeticError) as error:
         why = str(error)
         if isinstance(error, OSError) and error.strerror:
             why = f"cannot be read: {error.strerror}"
-        message = f"key_file: {path} {why}"
-        raise CredentialError(message) from error
+        raise CredentialError(f"key_file: {path} {why}") from error

@@ -63,8 +63,7 @@ class Refusal(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         if SLUG.fullmatch(reason) is None:
-            message = f"{reason!r} is not a slug"
-            raise ValueError(message)
+            raise ValueError(f"{reason!r} is not a slug")
         self.reason = reason
 
 

@@ -262,8 +262,7 @@ class Baselines:
 def _row(row: list[Any]) -> tuple[TimingClass, _Class]:
     *key, kept_at, anchor, earlier, anchored, values = row
     if not values or not all(0 < value < math.inf for value in values):
-        message = f"{key} has values that are not positive, finite times"
-        raise ValueError(message)
+        raise ValueError(f"{key} has values that are not positive, finite times")
     return TimingClass(*key), _Class(
         deque(map(float, values), KEPT),
         -math.inf if kept_at is None else float(kept_at),

@@ -230,8 +230,7 @@ class ForkServer:
             detail = f"the workers' fork server did not answer within {FORK_DEADLINE:g} s"
             raise ForkServerError(PARENT, detail) from error
         except OSError as error:
-            detail = f"the workers' fork server is gone: {error}"
-            raise ForkServerError(PARENT, detail) from error
+            raise ForkServerError(PARENT, f"the workers' fork server is gone: {error}") from error
         finally:
             self._forks.pop(number, None)
 

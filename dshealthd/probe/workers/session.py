@@ -179,8 +179,7 @@ class WorkerSession:
         while True:
             (size,) = wire.LENGTH.unpack(await reader.readexactly(wire.LENGTH.size))
             if size > MAX_FRAME:
-                detail = f"a frame of {size} bytes"
-                raise ValueError(detail)
+                raise ValueError(f"a frame of {size} bytes")
             message = json.loads(await reader.readexactly(size))
             if "store" in message:
                 request = asyncio.create_task(self._serve(message, writer))

@@ -52,8 +52,7 @@ class LocalStore:
     ) -> bytes | int | bool:
         """Carry out one operation of the rendezvous store."""
         if len(key) > MAX_KEY:
-            message = f"the key has {len(key)} characters, too many"
-            raise StoreError(message)
+            raise StoreError(f"the key has {len(key)} characters, too many")
         match op, value:
             case "set", bytes():
                 await self._put(key, value)
@@ -62,8 +61,7 @@ class LocalStore:
                 try:
                     total = int(self._values.get(key, b"0")) + value
                 except (ValueError, ArithmeticError) as error:
-                    message = f"{key} does not hold a number"
-                    raise StoreError(message) from error
+                    raise StoreError(f"{key} does not hold a number") from error
                 await self._put(key, str(total).encode())
                 return total
             case "get", None:
@@ -76,13 +74,11 @@ class LocalStore:
                 return key in self._values
             case "delete", None:
                 return self._values.pop(key, None) is not None
-        message = f"unknown operation: {op} with {type(value).__name__}"
-        raise StoreError(message)
+        raise StoreError(f"unknown operation: {op} with {type(value).__name__}")
 
     async def _put(self, key: str, value: bytes) -> None:
         if len(value) > MAX_VALUE or (len(self._values) >= MAX_KEYS and key not in self._values):
-            message = "the store of this round is full"
-            raise StoreError(message)
+            raise StoreError("the store of this round is full")
         self._values[key] = value
         async with self._changed:
             self._changed.notify_all()
@@ -126,8 +122,7 @@ class RemoteStore:
                 )
             except PeerError as error:
                 if error.outcome is not Outcome.DECLINED or error.reason != TIMED_OUT:
-                    message = f"the agent of {self._root}: {error}"
-                    raise StoreError(message) from error
+                    raise StoreError(f"the agent of {self._root}: {error}") from error
                 if self._monotonic() >= end:
                     raise TimeoutError from error
                 continue

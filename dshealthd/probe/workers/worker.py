@@ -151,8 +151,7 @@ class AgentChannel:
         self.send({"id": number, "store": op, "key": key, "value": value, "timeout": timeout})
         message = answer.get()
         if "error" in message:
-            text = f"store: {op} of {key}: {message['error']}"
-            raise StoreFailure(text)
+            raise StoreFailure(f"store: {op} of {key}: {message['error']}")
         return message["value"]
 
     def _read(self) -> None:
