@@ -26,10 +26,11 @@ from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.jobs.ras.options import NcclRasOptions
 from tests.collectors.bench import Bench, reasons
-from tests.environments import wait_for_environment
 from tests.jobs.machines import Clock, Machine
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
+from tests.processes import wait_for_environment
 from tests.stopwatch import Stopwatch
+from tests.waiting import until
 
 PAUSE = 4.0
 AGAIN_AFTER = 5.0
@@ -252,16 +253,11 @@ def test_network_namespace_of_its_own(node: Node) -> None:
     with subprocess.Popen(command, env={"PATH": os.environ["PATH"], **job}) as child:
         try:
             (node.root / "proc" / str(child.pid)).symlink_to(f"/proc/{child.pid}")
-            end = time.monotonic() + 60
             proc = Path(f"/proc/{child.pid}")
-            # While it becomes `sleep`, its environment is empty for a moment.
-            while (proc / "comm").read_text(encoding="ascii") != "sleep\n" or not (
-                proc / "environ"
-            ).read_bytes():
-                if child.poll() is not None:
-                    pytest.skip("network namespaces are not permitted here")
-                assert time.monotonic() < end
-                time.sleep(0.01)
+            until(lambda: child.poll() or (proc / "comm").read_text(encoding="ascii") == "sleep\n")
+            if child.returncode is not None:
+                pytest.skip("network namespaces are not permitted here")
+            wait_for_environment(child.pid)
             assert os.readlink(proc / "ns/net") != os.readlink("/proc/self/ns/net")
             assert values(node.collect()) == {("ras_state", "namespace"): 1}
         finally:

@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from dshealthd.doctor.node import software
 from dshealthd.linux.imex import DAEMON, NODES
 from tests.doctor.looks import look, named, outcomes, results
 from tests.doctor.machine import Machine
+from tests.waiting import until
 
 _NOT_INITIALIZED = """
 import os, warnings
@@ -68,10 +68,8 @@ def test_imex(make_machine: Callable[..., Machine], tmp_path: Path) -> None:
         try:
             with socket.create_server(("127.0.0.1", free_port())) as server:
                 (nodes.parent / "config.cfg").write_text(f"SERVER_PORT={server.getsockname()[1]}\n")
-                end = time.monotonic() + 60
                 # Until its name is its own.
-                while outcomes(named("imex"), look(*sources, host=host)) != ["ok"]:
-                    assert time.monotonic() < end
+                until(lambda: outcomes(named("imex"), look(*sources, host=host)) == ["ok"])
             assert outcomes(named("imex"), look(*sources, host=host)) == ["warning"]
         finally:
             process.kill()

@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,10 @@ from dshealthd.evidence.service import BUNDLES, INFO, Evidence, case
 from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.judge import Standstill
-from tests.environments import wait_for_environment
 from tests.jobs.standstills import rank_state
+from tests.processes import children, runs, wait_for_environment
 from tests.stopwatch import Stopwatch
+from tests.waiting import until
 
 UNEXPLAINED = 90.0
 
@@ -247,8 +247,7 @@ def test_a_collection_that_hangs_is_killed_and_what_it_had_is_kept(tmp_path: Pat
         assert node.values(INFO) == {("slurm-7", taken.bundle): 1}
 
     asyncio.run(scene())
-    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
-        assert children.read() == ""
+    assert not children(os.getpid())
 
 
 async def test_a_summary_has_what_was_seen_before_the_end(tmp_path: Path) -> None:
@@ -287,14 +286,8 @@ run("hang", hang, 60)
         assert (await node.evidence.collect(CASE)).outcome == "killed"
 
     asyncio.run(scene())
-    step = (tmp_path / "pid").read_text(encoding="ascii").split()[0]
-    end = time.monotonic() + 60
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        while (Path("/proc") / step / "stat").read_text(encoding="ascii").rpartition(")")[
-            2
-        ].split()[0] not in "ZX":
-            assert time.monotonic() < end
-            time.sleep(0.02)
+    step = int((tmp_path / "pid").read_text(encoding="ascii").split()[0])
+    until(lambda: not runs(step))
 
 
 async def test_a_loop_goes_on_while_a_collection_hangs(tmp_path: Path) -> None:
@@ -418,5 +411,4 @@ def test_to_stop_ends_a_collection(tmp_path: Path) -> None:
         assert watch.seconds() < 3
 
     asyncio.run(scene())
-    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
-        assert children.read() == ""
+    assert not children(os.getpid())

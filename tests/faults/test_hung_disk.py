@@ -6,7 +6,6 @@ import contextlib
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from tests import frozen
 from tests.agents import RunningAgent, Scrape, running
 from tests.kernel_log import KernelLog
 from tests.stopwatch import Stopwatch
+from tests.waiting import until
 
 CONFIG = """
 [path]
@@ -33,12 +33,8 @@ def wait_for_port(agent: RunningAgent) -> None:
     A connection of another test may have it for a moment; a child that hangs would have it for
     good.
     """
-    end = time.monotonic() + 60.0
-    while True:
-        with contextlib.suppress(OSError):
-            return socket.create_server((agent.address, agent.port)).close()
-        assert time.monotonic() < end, f"port {agent.port} is still taken"
-        time.sleep(0.2)
+    place = (agent.address, agent.port)
+    until(lambda: socket.create_server(place), lambda: place, errors=(OSError,)).close()
 
 
 @pytest.fixture

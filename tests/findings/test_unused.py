@@ -6,13 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import waiting
 from tests.agents import RunningAgent
 from tests.web.node import node
 
@@ -26,11 +26,10 @@ LIMITS += '[findings.limits]\nunused_seconds = "5s"\n'
 
 def until(agent: RunningAgent, condition: Callable[[Any], object]) -> Any:
     """Return the first status for which the condition holds."""
-    end = time.monotonic() + 120
-    while not condition(status := agent.status()):
-        assert time.monotonic() < end, (status["findings"], status["watched"])
-        time.sleep(0.5)
-    return status
+    return waiting.until(
+        lambda: status if condition(status := agent.status()) else None,
+        lambda: (agent.status()["findings"], agent.status()["watched"]),
+    )
 
 
 def told(status: Any) -> list[str]:

@@ -25,6 +25,7 @@ from tests.grafana.cost import samples
 from tests.grafana.documents import Query, documents, panels, queries, substituted, variables
 from tests.grafana.fleet import DENSE, SICK, Fleet
 from tests.grafana.server import Prometheus, prometheus
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -59,11 +60,12 @@ def eight(
     directory = tmp_path_factory.mktemp("eight")
     Fleet(template, 8).write(directory)
     server = running.enter_context(prometheus(directory, shipped(directory)))
-    end = time.monotonic() + 600
     # A while ago: what is asked later is asked of that time.
-    while not all(server.instant(expr, time.time() - 2.0).series for expr in SETTLED):
-        assert time.monotonic() < end, (directory / "log").read_text(encoding="utf-8")
-        time.sleep(0.5)
+    until(
+        lambda: all(server.instant(expr, time.time() - 2.0).series for expr in SETTLED),
+        (directory / "log").read_text,
+        600,
+    )
     server.last = time.time()
     return server
 

@@ -16,6 +16,7 @@ from dshealthd.jobs.environment import launch
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.jobs.rank_processes import RankProcesses
 from tests.jobs.machines import TORCH
+from tests.processes import start_time, state
 from tests.waiting import until
 
 KEPT = 600.0
@@ -38,12 +39,6 @@ def ranks() -> Iterator[list[subprocess.Popen[bytes]]]:
             stream.close()
 
 
-def started(pid: int) -> int:
-    """Return the ticks at which a process started."""
-    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-        return int(file.read().rpartition(")")[2].split()[19])
-
-
 class Scene:
     """The ranks of a job, without those that are gone, as a table of processes shows them."""
 
@@ -54,7 +49,7 @@ class Scene:
             place = launch(environment)
             assert place is not None
             self.processes.append(
-                TrainingProcess(rank.pid, started(rank.pid), 1, "run-1", place, environment)
+                TrainingProcess(rank.pid, start_time(rank.pid), 1, "run-1", place, environment)
             )
         self.watch = RankProcesses(Host())
         self.now = 0.0
@@ -71,8 +66,7 @@ class Scene:
 
     def state(self, number: int) -> str:
         """Return the kernel's letter for a rank."""
-        with open(f"/proc/{self.processes[number].pid}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(")")[2].split()[0]
+        return state(self.processes[number].pid)
 
 
 def test_a_rank_that_is_stopped(ranks: list[subprocess.Popen[bytes]]) -> None:
@@ -150,7 +144,7 @@ def test_a_rank_that_is_started_anew(ranks: list[subprocess.Popen[bytes]]) -> No
         scene.until(lambda: scene.state(1) == "Z")
         assert len(scene.look(gone=(1,))) == 1
         scene.processes[1] = TrainingProcess(
-            ranks[2].pid, started(ranks[2].pid), 1, "run-1", first.launch, first.environment
+            ranks[2].pid, start_time(ranks[2].pid), 1, "run-1", first.launch, first.environment
         )
         assert scene.look() == set()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,9 @@ from dshealthd.core.host import Host, read_bytes
 from dshealthd.linux import activity as activity_module
 from dshealthd.linux.activity import MAX_THREADS, ThreadState, activity, thread_of
 from dshealthd.linux.process import parse_stat
+from tests.cgroups import remove
 from tests.jobs.machines import Machine, stat_line
+from tests.waiting import until
 
 FREEZERS = {
     "v1": (Path("/sys/fs/cgroup/freezer"), "freezer.state", "FROZEN", "THAWED"),
@@ -68,12 +69,7 @@ def group_of(version: str) -> Iterator[Path]:
             pytest.skip(f"no {name} on this machine")
         yield group
     finally:
-        end = time.monotonic() + 60
-        while group.exists():
-            assert time.monotonic() < end
-            with contextlib.suppress(OSError):  # its process ends just now
-                group.rmdir()
-            time.sleep(0.02)
+        remove(group)
 
 
 @pytest.mark.parametrize("version", FREEZERS)
@@ -85,13 +81,12 @@ def test_this_kernel_shows_a_frozen_process(version: str) -> None:
             (group / "cgroup.procs").write_text(str(process.pid))
             (group / name).write_text(freeze)
             start = parse_stat(Path(f"/proc/{process.pid}/stat").read_bytes()).start
-            end = time.monotonic() + 60
-            while True:
-                found = activity(Host(), process.pid, start)
-                if found is not None and found.state is ThreadState.STOPPED:
-                    break
-                assert time.monotonic() < end
-                time.sleep(0.05)
+            until(
+                lambda: (
+                    (found := activity(Host(), process.pid, start))
+                    and found.state is ThreadState.STOPPED
+                )
+            )
         finally:
             (group / name).write_text(thaw)
             process.kill()

@@ -19,7 +19,9 @@ from dshealthd.linux import forked
 from dshealthd.linux.forked import Emit, Ended, Missing, Pool
 from tests import frozen
 from tests.evidence.steps import take
+from tests.processes import runs
 from tests.stopwatch import Stopwatch
+from tests.waiting import until
 
 
 def run(deadline: float = 60.0, **functions: Callable[[Emit], object]) -> dict[str, Ended]:
@@ -155,13 +157,7 @@ def test_what_hangs_is_killed_with_what_it_started() -> None:
     assert watch.seconds() < 5.5
     assert ended.hung
     assert ended.problem.startswith("no answer within 3 s")
-    stat = Path(f"/proc/{int(files['pid'])}/stat")
-    end = time.monotonic() + 60
-    while (
-        stat.exists() and stat.read_text(encoding="ascii").rpartition(")")[2].split()[0] not in "ZX"
-    ):  # nobody here may reap it
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: not runs(int(files["pid"])))  # nobody here may reap it
 
 
 def test_what_has_answered_and_is_slow_to_end_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:

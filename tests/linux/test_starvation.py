@@ -12,7 +12,7 @@ import pytest
 
 from dshealthd.linux import starvation
 from dshealthd.linux.starvation import LoopLag, RunQueue, run_queue
-from tests.probe.peering import PATIENT
+from tests.waiting import until
 
 
 async def test_a_loop_that_was_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +64,10 @@ def test_real_processes() -> None:
     codes = ("os.nice(19)\nwhile True: pass", "time.sleep(600)", *("while True: pass",) * 5)
     processes = [subprocess.Popen([sys.executable, "-I", "-S", "-c", pin + code]) for code in codes]
     try:
-        end = time.monotonic() + PATIENT
-        while not ((found := run_queue(processes[0].pid)) and found.starved):
-            assert time.monotonic() < end, found
-            time.sleep(0.05)
+        until(
+            lambda: (found := run_queue(processes[0].pid)) and found.starved,
+            lambda: run_queue(processes[0].pid),
+        )
         before = run_queue(processes[1].pid)
         time.sleep(1.5)
         after = run_queue(processes[1].pid)

@@ -15,6 +15,7 @@ import pytest
 
 from tests.nccl.pytorch.launch import PUBLIC_PYTHON, Training
 from tests.nccl.pytorch.wheel import Wheel
+from tests.processes import state
 
 pytestmark = [pytest.mark.nccl, pytest.mark.timeout(1800)]
 
@@ -86,12 +87,6 @@ def test_missing_rank(
         rf"rank {CULPRIT} has not entered all_reduce 4 of 1024[^,]*, which ranks 0, 2 entered",
         summary,
     ), summary
-
-
-def state(pid: int) -> str:
-    """Return the letter of a process's state."""
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
 
 
 def evidence(training: Training, folder: Path) -> tuple[str, Path]:

@@ -9,7 +9,6 @@ import http.server
 import re
 import shlex
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +29,7 @@ from tests.lab.servers import (
     running_server,
 )
 from tests.lab.station import Loopback, listen
+from tests.waiting import until
 
 pytestmark = pytest.mark.neighbors
 ROOT = Path(__file__).parents[2]
@@ -171,10 +171,7 @@ def waiting(fleet: Fleet) -> list[str]:
 
 def wait_for(said: str, condition: Callable[[], object]) -> None:
     """Wait until a condition holds."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < LIMIT, said
-        time.sleep(0.5)
+    until(condition, lambda: said, LIMIT)
 
 
 def firing(fleet: Fleet) -> Counter[str]:

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,8 @@ from tests.doctor.job.asking import (
     with_config,
 )
 from tests.doctor.looks import apply
-from tests.lab.station import start_time
+from tests.processes import runs
+from tests.waiting import until
 
 # Its import here would take seconds, and in each worker of the tests.
 if importlib.util.find_spec("deepspeed") is None:
@@ -339,10 +339,7 @@ def test_interpreter_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (result,) = results("config-keys", job)
     assert result.outcome is UNKNOWN
     assert "no answer within 4 s" in result.text
-    end = time.monotonic() + 60
-    while any(start_time(int(pid)) for pid in pids.read_text().split()):  # a kill takes a moment
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: not any(runs(int(pid)) for pid in pids.read_text().split()))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

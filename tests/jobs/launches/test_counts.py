@@ -23,6 +23,7 @@ from tests.jobs.launches.machine import MARKS, Machine
 from tests.jobs.launches.service import run, text_of, wait, wait_for_original_text
 from tests.nccl import job as job_module
 from tests.nccl.job import Job
+from tests.processes import children
 
 MAX_COMMUNICATORS = 64
 
@@ -345,8 +346,7 @@ def test_a_script_that_starts_the_rank(tmp_path: Path) -> None:
         assert machine.turn()[shell.pid]["refused"] is Obstacle.NO_LIBRARY
         shell.stdin.write("sync\n")
         assert shell.stdout.readline().startswith("ok")
-        children = Path(f"/proc/{shell.pid}/task/{shell.pid}/children").read_text().split()
-        (pid,) = map(int, children)
+        (pid,) = children(shell.pid)
         machine.add(pid)
         found = machine.turn()
         assert {pid: None} == {each: rank["refused"] for each, rank in found.items()}

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
@@ -16,6 +15,7 @@ from typing import Self
 from bench.processes import free_port
 from tests.nccl.job import LOOPBACK
 from tests.nccl.pytorch.wheel import Wheel
+from tests.waiting import until
 
 SCRIPT = Path(__file__).with_name("training.py")
 PUBLIC_PYTHON = "/usr/bin/python3"
@@ -101,10 +101,7 @@ class Training:
 
     def wait(self, condition: Callable[[], object]) -> None:
         """Wait for something to be so; AssertionError where it does not come to be."""
-        end = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < end, self.text()[-20_000:]
-            time.sleep(0.2)
+        until(condition, lambda: self.text()[-20_000:], PATIENCE)
 
     def wait_for_end(self, *left: int) -> None:
         """Wait for all processes to end but those of some ranks, which cannot."""
