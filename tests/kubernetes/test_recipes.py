@@ -16,6 +16,7 @@ import yaml
 
 from tests.http.impostors import nobody
 from tests.kubernetes.test_node_problem_detector import answering
+from tests.symptoms.promtool import promtool
 
 KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes"
 README = (KUBERNETES / "README.md").read_text(encoding="utf-8")
@@ -98,7 +99,4 @@ def test_which_pod_has_the_gpu(tmp_path: Path) -> None:
     }
     file = tmp_path / "test.yml"
     file.write_text(yaml.safe_dump(test), encoding="utf-8")
-    done = subprocess.run(
-        ["promtool", "test", "rules", str(file)], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    promtool("test", "rules", file)

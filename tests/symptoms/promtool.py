@@ -66,6 +66,14 @@ def promtool(*arguments: str | Path) -> str:
     return text
 
 
+def got(file: Path, limit: float = 280) -> str:
+    """Return what the one expression of a file gives, of which it expects nothing; empty if so."""
+    status, text = run("test", "rules", file, limit=limit)
+    found = re.search(r"got: *(.*)$", text, re.MULTILINE)
+    assert status == 0 or found, text[-40_000:]
+    return found[1] if found else ""
+
+
 @functools.cache
 def rule_groups() -> list[tuple[str, dict[str, Any]]]:
     """Return every rule with the name of its file."""
