@@ -19,9 +19,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
-from bench.processes import Server, agent, median, memory, node_exporter, sleepers, table
+from bench.processes import Server, agent, memory, node_exporter, sleepers, table
 from tests.nvml.simulator import Simulator
 
 INTERVAL = 5.0
