@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from dshealthd.cli import main as cli
 from dshealthd.cli.free_port import Held, NoPort, candidates, hold
 from dshealthd.core.host import Host
 from tests.netns import connection, listener, network_namespace
+from tests.waiting import until
 
 COMMAND = [sys.executable, "-m", "dshealthd", "free-port"]
 
@@ -76,14 +76,9 @@ def test_listening_and_waiting_ports_are_not_free() -> None:
 
 def waiting_port() -> int:
     """Return the port of the only socket in TIME_WAIT here, once the kernel has it there."""
-    command, end = ["ss", "-tanH", "state", "time-wait"], time.monotonic() + 60
-    while not (
-        lines := subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=60
-        ).stdout.splitlines()
-    ):
-        assert time.monotonic() < end
-    return int(lines[0].split()[2].rpartition(":")[2])
+    command = ["ss", "-tanH", "state", "time-wait"]
+    (line,) = until(lambda: subprocess.check_output(command, text=True, timeout=60).splitlines())
+    return int(line.split()[2].rpartition(":")[2])
 
 
 @pytest.mark.usefixtures("_namespace")

@@ -181,15 +181,11 @@ class Probing(Lab):
 
         What all nodes say is in the error.
         """
-        end = time.monotonic() + max(PATIENCE, epochs * self.period)
-        while True:
-            found = self.scrapes()
-            if condition(found):
-                return found
-            assert time.monotonic() < end, (
-                f"not within {epochs:g} epochs or {PATIENCE:g} s: {what}\n{self.told(found)}"
-            )
-            time.sleep(0.1)
+        try:
+            return self.wait(condition, max(PATIENCE, epochs * self.period))
+        except AssertionError as error:
+            error.add_note(what)
+            raise
 
     def told(self, scrapes: Mapping[str, Scrape] | None = None) -> str:
         """Return what the agents say of probes, and the ends of their logs."""

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tests.doctor.job.sshd import sshd
 from tests.training import foreign
 from tests.training.agents_end import AgentsEnd
 from tests.training.foreign import Switch
+from tests.waiting import until
 
 PDSH = "pdsh"
 HOSTS = ("127.0.0.1", "127.0.0.2")
@@ -80,12 +80,13 @@ def launch(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    deadline = time.monotonic() + 240
+
+    def ended() -> bool:
+        end.release(folder / "ends")
+        return launcher.poll() is not None
+
     try:
-        while launcher.poll() is None:
-            assert time.monotonic() < deadline, (folder / "said").read_text()
-            end.release(folder / "ends")
-            time.sleep(0.1)
+        until(ended, (folder / "said").read_text)
     finally:
         if launcher.poll() is None:
             os.killpg(launcher.pid, signal.SIGKILL)
