@@ -10,5 +10,5 @@ def dshealthd(*arguments: str, seconds: float = 180.0) -> subprocess.CompletedPr
     """Run `dshealthd`, and return how it ended and what it printed."""
     return subprocess.run(
         [sys.executable, "-m", "dshealthd", *arguments],
-        capture_output=True, text=True, timeout=seconds, check=False,
+        capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip

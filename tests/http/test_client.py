@@ -25,6 +25,7 @@ from dshealthd.http import client
 from dshealthd.http.client import Access, Impostor, _reachable, identify, local, remote
 from dshealthd.http.exchange import Rejected, Unreachable
 from tests import no_netlink
+from tests.command_line import dshealthd
 from tests.http.impostors import impostor, saying, serving
 from tests.status_documents import document, job
 from tests.stopwatch import Stopwatch
@@ -70,16 +71,9 @@ def test_59_commands_send_an_impostor_nothing(
 def test_59_doctor_sends_an_impostor_nothing(access: Access, tmp_path: Path) -> None:
     """The doctor collects by itself where a user's process is on the port."""
     with impostor(tmp_path, document()) as found:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "dshealthd", "doctor", "--only", "clock"),
-                *("--web.listen-address", f"127.0.0.1:{found.port}"),
-                *("--user", access.user, "--password-file", str(access.password_file)),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
+        done = dshealthd(
+            *("doctor", "--only", "clock", "--web.listen-address", f"127.0.0.1:{found.port}"),
+            *("--user", access.user, "--password-file", str(access.password_file)),
         )
         assert "not trusted" in done.stdout, done
         assert found.heard() == b""

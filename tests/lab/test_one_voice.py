@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.command_line import dshealthd
 from tests.lab import jobs
 from tests.lab.forward import forwarded
 from tests.lab.job_trials import LEARNS, LEARNT, deepspeed
@@ -90,14 +89,7 @@ def voices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Voices]:
             found.status[node.name] = node.status()
             way = stack.enter_context(forwarded(node.station, node.agent.port))
             for command in ("status", "jobs"):
-                done = subprocess.run(
-                    [sys.executable, "-m", "dshealthd", command, way],
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                    timeout=60,
-                )
-                found.said[f"{command} {node.name}"] = done.stdout
+                found.said[f"{command} {node.name}"] = dshealthd(command, way).stdout
             if CHROMIUM is not None:
                 with chromium() as browser:
                     visit = Visit(browser, f"http://{way}/")

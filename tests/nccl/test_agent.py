@@ -5,8 +5,6 @@ Which rank it names, what for, and after how many seconds; and that it names nob
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents import RunningAgent, running
+from tests.command_line import dshealthd
 from tests.nccl.job import Job
 from tests.nccl.node import show
 
@@ -189,13 +188,7 @@ def told(seen: Seen) -> str:
 
 def evidence(job: Job, folder: Path, flags: tuple[str, ...]) -> str:
     """Return the summary of the evidence of a job."""
-    command = [sys.executable, "-m", "dshealthd", "evidence", "--job", job.name, *flags]
-    done = subprocess.run(
-        [*command, "--path.state", str(folder / "state")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    state = str(folder / "state")
+    done = dshealthd("evidence", "--job", job.name, *flags, "--path.state", state)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

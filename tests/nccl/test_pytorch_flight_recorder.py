@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_line import dshealthd
 from tests.nccl.pytorch.launch import PUBLIC_PYTHON, Training
 from tests.nccl.pytorch.wheel import Wheel
 from tests.processes import state
@@ -93,14 +94,10 @@ def evidence(training: Training, folder: Path) -> tuple[str, Path]:
     """Take evidence by hand; return its summary and its folder."""
     kept = folder / "state"
     kept.mkdir()
-    command = [sys.executable, "-m", "dshealthd", "evidence", "--job", training.name]
-    command += ["--path.state", str(kept), "--web.listen-address", "127.0.0.1:1"]
-    done = subprocess.run(
-        [*command, "--evidence.min-free-bytes", "0"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+    done = dshealthd(
+        *("evidence", "--job", training.name, "--path.state", str(kept)),
+        *("--web.listen-address", "127.0.0.1:1", "--evidence.min-free-bytes", "0"),
+        seconds=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (bundle,) = (kept / "evidence").iterdir()
