@@ -24,6 +24,7 @@ from packaging.version import Version
 
 from deploy.package import build, manual, runtime
 from dshealthd.config import config, registry
+from tests.command_line import shell_script
 
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "deploy/package"
@@ -102,9 +103,7 @@ def test_launcher_does_not_import_what_its_caller_names(tmp_path: Path) -> None:
     text = (PACKAGE / "dshealthd.sh").read_text()
     launcher = tmp_path / "dshealthd"
     launcher.write_text(text.replace("/usr/lib/dshealthd", str(tmp_path)))
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    (tmp_path / "bin/python3").chmod(0o755)
+    shell_script(tmp_path / "bin/python3", f'exec {sys.executable} "$@"')
     theirs = tmp_path / "theirs"
     for name in ("sitecustomize", "dshealthd", "pickle", "json"):
         (theirs / name).mkdir(parents=True)

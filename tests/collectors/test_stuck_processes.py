@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,6 @@ from tests import frozen
 from tests.collectors.bench import Bench
 
 KERNEL_THREAD = 0x0020_8040
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[frozen.Mount]:
-    """A file system that can be frozen."""
-    with frozen.mounted(tmp_path) as mounted:
-        yield mounted
 
 
 def values(one: Bench) -> list[float]:

@@ -17,6 +17,7 @@ from bench.processes import free_port
 from dshealthd.core.host import Host
 from dshealthd.doctor.node import software
 from dshealthd.linux.imex import DAEMON, NODES
+from tests.command_line import shell_script
 from tests.doctor.looks import look, named, outcomes, results
 from tests.doctor.machine import Machine
 from tests.waiting import until
@@ -89,9 +90,9 @@ def test_torch_that_does_not_see_the_gpus(
     (found,) = results(software.CUDA_DEVICES, blind)
     assert (found.outcome.value, found.value, found.limit) == ("warning", "0", "8")
     assert "torch.cuda.init()" in found.remedy
-    broken = machine.directory / "python3"
-    broken.write_text("#!/bin/sh\necho 'libcudart.so: cannot open' >&2; exit 1\n")
-    broken.chmod(0o755)
+    broken = shell_script(
+        machine.directory / "python3", "echo 'libcudart.so: cannot open' >&2; exit 1"
+    )
     (unknown,) = results(software.CUDA_DEVICES, dataclasses.replace(context, python=(str(broken),)))
     assert (unknown.outcome.value, "libcudart" in unknown.text) == ("unknown", True)
     broken.write_text(

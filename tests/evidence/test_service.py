@@ -28,6 +28,7 @@ from dshealthd.evidence.service import BUNDLES, INFO, Evidence, case
 from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.judge import Standstill
+from tests.command_line import shell_script
 from tests.jobs.standstills import rank_state
 from tests.processes import children, runs, wait_for_environment
 from tests.stopwatch import Stopwatch
@@ -381,9 +382,7 @@ async def test_a_disk_that_hangs_is_unknown_and_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While bundles cannot be listed the loop goes on, and their number is absent, not 0."""
-    hanging = tmp_path / "hanging"
-    hanging.write_text("#!/bin/sh\nexec sleep 5\n", encoding="ascii")
-    hanging.chmod(0o755)
+    hanging = shell_script(tmp_path / "hanging", "exec sleep 5")
     (tmp_path / "evidence").mkdir()
     monkeypatch.setattr(sys, "executable", str(hanging))
     node = Node(tmp_path)

@@ -6,8 +6,6 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -35,13 +33,6 @@ def wait_for_port(agent: RunningAgent) -> None:
     """
     place = (agent.address, agent.port)
     until(lambda: socket.create_server(place), lambda: place, errors=(OSError,)).close()
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[frozen.Mount]:
-    """Mount a file system that can be frozen."""
-    with frozen.mounted(tmp_path) as found:
-        yield found
 
 
 def test_the_newest_content_wins_while_a_write_hangs() -> None:

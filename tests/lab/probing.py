@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from dshealthd.probe.members.schedule import Timetable, epoch_at, root_order
 from tests.agents import Scrape
+from tests.command_line import shell_script
 from tests.lab import Lab
 from tests.lab.node import Node, toml
 
@@ -110,16 +111,11 @@ def interpreter(node: Node) -> Path:
     """Return a node's own Python, which runs the worker honestly as long as nothing stands in the
     node's file `sabotage`.
     """
-    file = node.directory / "bin" / "python"
-    file.parent.mkdir(exist_ok=True)
     options = "-I -B -W ignore"
-    file.write_text(
-        f"#!/bin/sh\nshift {len(options.split()) + 1}\nexec {sys.executable} {options} "
-        f'{_SABOTAGE} "$@"\n',
-        encoding="ascii",
+    return shell_script(
+        node.directory / "bin" / "python",
+        f'shift {len(options.split()) + 1}\nexec {sys.executable} {options} {_SABOTAGE} "$@"',
     )
-    file.chmod(0o700)
-    return file
 
 
 class Probing(Lab):

@@ -9,8 +9,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -222,13 +221,6 @@ def test_more_than_run_at_once_wait_their_turn() -> None:
     spans = [one.value for one in ended]
     assert len(spans) == 6
     assert max(sum(begun <= at < end for begun, end in spans) for at, _ in spans) <= 2
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[frozen.Mount]:
-    """Mount a file system that can be frozen."""
-    with frozen.mounted(tmp_path) as found:
-        yield found
 
 
 def test_processes_that_cannot_be_killed_are_left_and_named(mount: frozen.Mount) -> None:

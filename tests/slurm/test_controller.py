@@ -8,6 +8,7 @@ import pytest
 
 from dshealthd.slurm import controller
 from dshealthd.slurm.controller import Controller, ControllerError, SlurmNodeState, parse_nodes
+from tests.command_line import shell_script
 from tests.processes import runs
 from tests.slurm.cluster import node
 from tests.stopwatch import Stopwatch
@@ -27,9 +28,7 @@ LINES = (
 
 def tool(directory: Path, name: str, text: str) -> Controller:
     """Return a controller whose command of this name is a shell script."""
-    place = directory / name
-    place.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
-    place.chmod(0o755)
+    shell_script(directory / name, text)
     return Controller(bin_directory=directory, environment={})
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench.processes import free_port
+from tests.command_line import shell_script
 from tests.doctor.job.sshd import sshd
 from tests.training import foreign
 from tests.training.agents_end import AgentsEnd
@@ -43,11 +44,8 @@ def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory with an `ssh` that reaches the test's own sshd, first in PATH."""
     folder = tmp_path_factory.mktemp("sshd")
     with sshd(folder) as client:
-        program = folder / "bin/ssh"
-        program.parent.mkdir()
-        program.write_text(f'#!/bin/sh\nPATH={os.environ["PATH"]} exec {client} "$@"\n')
-        program.chmod(0o755)
-        yield program.parent
+        script = f'PATH={os.environ["PATH"]} exec {client} "$@"'
+        yield shell_script(folder / "bin/ssh", script).parent
 
 
 def launch(
@@ -108,8 +106,7 @@ def test_who_declines(switch: Switch, agents_end: AgentsEnd, tmp_path: Path) -> 
     """The switch of a user who declines is not passed on: their variable is left behind."""
     (tmp_path / "hostfile").write_text(f"{HOSTS[0]} slots=1\n")
     for program in (PDSH, "ssh"):
-        (tmp_path / program).write_text('#!/bin/sh\necho "$@"\n')
-        (tmp_path / program).chmod(0o755)
+        shell_script(tmp_path / program, 'echo "$@"')
     said = launch(switch, tmp_path, tmp_path, agents_end, "rank.py", DSHEALTHD_HEARTBEAT="0")
     *_, paths = re.findall(r"export PYTHONPATH=([^;\s]+);", said)  # of the log, and of pdsh
     assert "/mine" in paths.split(":")

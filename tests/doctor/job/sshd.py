@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.processes import free_port
+from tests.command_line import shell_script
 from tests.waiting import until
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -71,9 +72,7 @@ def sshd(directory: Path, port: int | None = None) -> Iterator[Path]:
     (directory / "ssh_config").write_text(
         CLIENT.format(port=port, directory=directory, without_key=WITHOUT_KEY)
     )
-    client = directory / "ssh"
-    client.write_text(f'#!/bin/sh\nexec ssh -F {directory}/ssh_config "$@"\n')
-    client.chmod(0o755)
+    client = shell_script(directory / "ssh", f'exec ssh -F {directory}/ssh_config "$@"')
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
             [SSHD, "-D", "-e", "-f", directory / "sshd_config"],
