@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from dshealthd.core.collector import Reason, process_part
+from tests.collectors.bench import child
 from tests.jobs.machines import TORCH
 from tests.nvml.node import Node
 
@@ -25,23 +24,18 @@ def test_ranks_of_jobs(tmp_path: Path) -> None:
     """A real process of a launcher is told as its rank on its GPUs, until it ends."""
     job = {**os.environ, **TORCH, "RANK": "5", "SLURM_JOB_ID": "77"}
     with Node(tmp_path, gpus=3) as node:
-        with subprocess.Popen(
-            [sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1, env=job
-        ) as rank:
-            assert rank.stdout is not None
-            rank.stdout.readline()
+        with child("", env=job) as pid:
             for gpu in (0, 2):
-                node.simulator.set(gpu, "processes", f"{rank.pid}:1048576, {os.getpid()}:1048576")
+                node.simulator.set(gpu, "processes", f"{pid}:1048576, {os.getpid()}:1048576")
             seen = node.collect("gpu_processes")
             again = node.collect("gpu_processes")
-            rank.communicate(b"\n", timeout=60)
         after = node.collect("gpu_processes")
     assert seen.values("job_gpu_info") == {
         ("slurm-77", "5", gpu, node.uuid(int(gpu))): 1 for gpu in ("0", "2")
     }
     assert seen.value("gpu_compute_processes_unknown") == 0
     assert again.values("job_gpu_info") == seen.values("job_gpu_info")
-    assert not [part for part in again.approached if f"process {rank.pid}" in part], (
+    assert not [part for part in again.approached if f"process {pid}" in part], (
         "an environment is read once"
     )
     assert after.values("job_gpu_info") == {}
