@@ -15,7 +15,7 @@ import pytest
 from dshealthd.findings.past import DAY
 from dshealthd.findings.record import BUSY, INCIDENTS, NodeRecord
 from tests.findings.test_record import fault
-from tests.symptoms.promtool import ROOT, got, pruned, rule_groups
+from tests.symptoms.promtool import ROOT, asking, got, pruned, rule_groups
 
 BEGIN = 1_800_000_000.0
 DAYS = 30
@@ -102,15 +102,7 @@ def named(
     scene = {
         "rule_files": [str(ROOT / "deploy/prometheus" / place) for place in places],
         "evaluation_interval": ROUND,
-        "tests": [
-            {
-                "interval": "1h",
-                "input_series": series,
-                "promql_expr_test": [
-                    {"expr": expression, "eval_time": f"{HOURS - 1}h", "exp_samples": []}
-                ],
-            }
-        ],
+        "tests": [asking(expression, f"{HOURS - 1}h", series, interval="1h")],
     }
     source = directory / "lemons.yml"
     source.write_text(json.dumps(scene), encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.symptoms.fleet.series import Series, Value
-from tests.symptoms.promtool import got, whole
+from tests.symptoms.promtool import asking, got, whole
 
 NODES = 100
 PEERS = 5
@@ -67,17 +67,7 @@ def upgrade(at_a_time: int, *, announced: bool, nodes: int = NODES) -> Series:
 
 def woken(series: Series, directory: Path) -> int:
     """Play the series through the shipped rules and return how many pages somebody gets."""
-    scene = {
-        "interval": "1m",
-        "input_series": series.document(),
-        "promql_expr_test": [
-            {
-                "expr": WOKEN % series.minutes,
-                "eval_time": f"{series.minutes - 1}m",
-                "exp_samples": [],
-            }
-        ],
-    }
+    scene = asking(WOKEN % series.minutes, f"{series.minutes - 1}m", series.document())
     file = directory / "upgrade.yml"
     file.write_text(json.dumps(whole(scene)), encoding="utf-8")
     found = got(file, limit=850)
