@@ -19,9 +19,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
-from bench.processes import Server, agent, median, memory, node_exporter, sleepers, table
+from bench.processes import Server, agent, memory, node_exporter, sleepers, table
 from tests.nvml.simulator import Simulator
 
 INTERVAL = 5.0
@@ -80,13 +81,13 @@ connections[0].recv(1)
 """
 
 HEARTBEATS = """
-import time
+import sys, time
 from dshealthd.training.heartbeat import Heartbeat
 heartbeat = Heartbeat()
 print(flush=True)
 while True:
     heartbeat.step()
-    time.sleep(0.5)
+    time.sleep(float(sys.argv[1]))
 """
 
 
@@ -175,7 +176,7 @@ def beside_node_exporter(ticks: int, *, processes: bool) -> None:
         if processes:
             with sleepers(500):
                 row("500 processes")
-        with ranks(HEARTBEATS):
+        with ranks(HEARTBEATS, "0.5"):
             row("8 ranks with heartbeats")
             size("8 ranks with heartbeats")
     print(f"CPU ms per second, sampling and scrape every {INTERVAL:g} s, {ticks} ticks\n")

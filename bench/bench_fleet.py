@@ -32,6 +32,7 @@ from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.protocol import Hello, new_challenge, to_frame
 from dshealthd.probe.peers.server import PeerServer
+from tests.probe.peering import KEY, secret
 
 PORT = 28461
 LOST = {"slug": "gpu-lost", "severity": "critical", "part": "GPU 3", "summary": "A GPU is lost"}
@@ -164,9 +165,7 @@ def main() -> None:
     arguments = parser.parse_args()
     members = names(arguments.nodes)
     with tempfile.TemporaryDirectory() as directory:
-        key = Path(directory) / "key"
-        with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="ascii") as file:
-            file.write("0123456789abcdef" * 4 + "\n")
+        key = secret(Path(directory), "key", KEY)
         ready = multiprocessing.Event()
         server = multiprocessing.Process(target=serve, args=(members, key, ready), daemon=True)
         server.start()

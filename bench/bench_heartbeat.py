@@ -23,12 +23,11 @@ import importlib
 import math
 import os
 import statistics
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 
+from bench.bench_agent import HEARTBEATS, RANKS, ranks
 from bench.processes import agent, table
 from dshealthd.training import attach, step_timer
 from dshealthd.training.heartbeat import Heartbeat
@@ -39,7 +38,6 @@ with warnings.catch_warnings():
 
 WARM_UP = 20
 """Steps that are not counted: they allocate."""
-RANKS = 8
 CALLS = 10
 """Collectives in a step, where there are any."""
 TURN = 20
@@ -233,42 +231,18 @@ def main() -> None:
         measure(options.steps, options.width)
         measure_sources(options.steps // 4)
         rows = []
-        for ranks in (0, RANKS):
-            with contextlib.ExitStack() as stack:
-                for rank in range(ranks):
-                    stack.enter_context(beating(rank))
+        for number, job in ((0, contextlib.nullcontext()), (RANKS, ranks(HEARTBEATS, "0.05"))):
+            with job:
                 time.sleep(3.0)
                 before, started = running.cpu(), time.monotonic()
                 time.sleep(15.0)
                 rows.append(
-                    (ranks, 1000.0 * (running.cpu() - before) / (time.monotonic() - started))
+                    (number, 1000.0 * (running.cpu() - before) / (time.monotonic() - started))
                 )
     print(
         "CPU of the whole agent, ms a second; each rank makes 20 steps a "
         f"second\n\n{table(('ranks', 'agent'), rows)}"
     )
-
-
-@contextlib.contextmanager
-def beating(rank: int) -> Iterator[None]:
-    """Run a process that does nothing but tell of its steps."""
-    code = """
-import time
-from dshealthd.training.heartbeat import Heartbeat
-heartbeat = Heartbeat()
-while True:
-    heartbeat.step()
-    time.sleep(0.05)
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(RANKS)},
-    )
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from dshealthd.core.options import Duration
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.probe.options import MembershipOptions, PeerOptions, ProbeOptions
 from dshealthd.probe.service import ProbeService
+from tests.probe.peering import KEY, secret
 
 PORT = 10062
 WARM_UP = 2
@@ -79,9 +80,7 @@ async def run(services: list[ProbeService], period: float, epochs: int) -> None:
 def measure(count: int, period: float, epochs: int) -> list[str]:
     """Return a row of the table."""
     with tempfile.TemporaryDirectory() as folder:
-        key = Path(folder) / "key"
-        key.write_text("0123456789abcdef" * 4, encoding="ascii")
-        key.chmod(0o600)
+        secret(Path(folder), "key", KEY)
         command = [
             sys.executable,
             "-m",

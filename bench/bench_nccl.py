@@ -198,14 +198,11 @@ def try_it(lab: Paging, watch: Watch, trial: Trial, folder: Path, until: float) 
             if rank.number != fault.victim:
                 rank.say("train world")
 
-        def pages() -> list[tuple[float, Alert]]:
+        def pages() -> list[Alert]:
             return [
-                (notification.received, alert)
-                for notification in list(lab.receiver.notifications)
-                for alert in notification.alerts
-                if alert.labels.get("training_job") == trial.job
-                and alert.status == FIRING
-                and notification.receiver == "page"
+                alert
+                for alert in lab.receiver.told("page")
+                if alert.labels.get("training_job") == trial.job and alert.status == FIRING
             ]
 
         lab.receiver.wait(lambda: bool(pages()), COMES)
@@ -215,8 +212,8 @@ def try_it(lab: Paging, watch: Watch, trial: Trial, folder: Path, until: float) 
         ):
             time.sleep(LOOK)
         if found := pages():
-            trial.paged = found[0][0] - trial.began
-            trial.alerts = list({alert.fingerprint: alert for _, alert in found}.values())
+            trial.paged = found[0].received - trial.began
+            trial.alerts = list({alert.fingerprint: alert for alert in found}.values())
         trial.began, trial.done = 0.0, True
     print(trial, file=sys.stderr, flush=True)
 

@@ -87,14 +87,9 @@ def wave(
 
         def page(name: str) -> float | None:
             node = nodes[names.index(name)]
-            for notification in list(lab.receiver.notifications):
-                if (
-                    notification.received >= begins[name]
-                    and notification.receiver == FAULTS[name].receiver
-                ):
-                    for alert in notification.alerts:
-                        if alert.status == FIRING and FAULTS[name].names(alert, node):
-                            return notification.received
+            for alert in lab.receiver.told(since=begins[name]):
+                if alert.status == FIRING and FAULTS[name].names(alert, node):
+                    return alert.received
             return None
 
         lab.receiver.wait(lambda: all(page(name) is not None for name in names), COMES)

@@ -24,11 +24,12 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from bench.processes import table
+from bench.processes import cpu, table
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.guard import PeerLimits
 from dshealthd.probe.peers.server import PeerServer
+from tests.probe.peering import KEY, secret
 
 WARM_UP = 200
 SIZES = (8, 32768)
@@ -43,21 +44,6 @@ class Members:
 def options(directory: Path) -> PeerOptions:
     """Return the options of a node."""
     return PeerOptions(listen_address="127.0.0.1:0", key_file=directory / "key")
-
-
-def prepare(directory: Path) -> None:
-    """Make a key."""
-    (directory / "key").write_text("0123456789abcdef" * 4, encoding="ascii")
-    (directory / "key").chmod(0o600)
-
-
-def cpu(pid: int) -> float:
-    """Return the CPU time of a process's threads in seconds, at the scheduler's own resolution."""
-    spent = sum(
-        int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text(encoding="ascii").split()[0])
-        for task in os.listdir(f"/proc/{pid}/task")
-    )
-    return spent / 1e9
 
 
 async def serve(directory: Path, kind: str) -> None:
@@ -139,7 +125,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        prepare(directory)
+        secret(directory, "key", KEY)
         for kind in ("key", "aiohttp"):
             command = [sys.executable, "-m", "bench.bench_peer", "--serve", name, kind]
             with subprocess.Popen(

@@ -16,13 +16,16 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
-from bench.processes import median, table
+from bench.processes import memory as memory_of
+from bench.processes import table
 from dshealthd.probe.observation import Outcome, Stage
 from dshealthd.probe.workers import worker
 from dshealthd.probe.workers.job import RankSpec, WorkerJob
 from dshealthd.probe.workers.store import LocalStore
 from dshealthd.probe.workers.worker_pool import WorkerPool
+from tests.processes import children
 
 AFRESH = """
 import importlib.util, sys
@@ -47,12 +50,6 @@ class Measured:
     """Of the workers, the parent and the agent together."""
     memory: list[float] = field(default_factory=list)
     """Of each worker's own, shared with no other process, at its first all-reduce."""
-
-
-def memory_of(pid: int, *kinds: str) -> float:
-    """Return the MiB that a process holds, of the kinds that the kernel's summary names."""
-    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    return sum(int(line.split()[1]) for line in rollup if line.startswith(kinds)) / 1024
 
 
 def cpu(pid: int) -> float:
@@ -90,15 +87,8 @@ async def measure(worker_pool: WorkerPool, world: int, rounds: int) -> Measured:
                 connected.append(time.perf_counter())
                 parent = worker_pool.about["ready"]
                 if number == rounds and len(connected) == world:
-                    children = (
-                        Path(f"/proc/{parent}/task/{parent}/children")
-                        .read_text(encoding="ascii")
-                        .split()
-                    )
-                    memory.extend(
-                        memory_of(int(child), "Private_Clean:", "Private_Dirty:")
-                        for child in children
-                    )
+                    held = map(memory_of, children(parent))
+                    memory += [one["Private_Clean"] + one["Private_Dirty"] for one in held]
 
         before = cpu(worker_pool.about["ready"]) if worker_pool.ready else 0.0
         ranks = await worker_pool.run(job, LocalStore(), progress)
@@ -151,7 +141,7 @@ async def compare(worlds: list[int], rounds: int, program: str) -> None:
         ]
         print(table([*head, "MiB per worker, forked", "afresh"], rows))
         print(
-            f"The parent holds {memory_of(warm.about['ready'], 'Pss:'):.0f} MiB (PSS) "
+            f"The parent holds {memory_of(warm.about['ready'])['Pss']:.0f} MiB (PSS) "
             "between rounds, until it is idle."
         )
     finally:

@@ -11,12 +11,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
 import prometheus_client
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from bench.processes import Server, free_port, median, node_exporter, serving, table
+from bench.processes import Server, free_port, node_exporter, serving, table
 from bench.series_server import CHANGES_EVERY, SERIES_PER_METRIC, samples
 from dshealthd.core.exposition import render
 

@@ -22,8 +22,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
-from bench.processes import Server, median, node_exporter, table
+from bench.processes import Server, node_exporter, table
 from dshealthd.collectors.loopback import Loopback
 from dshealthd.collectors.rendezvous import RendezvousPorts
 from dshealthd.collectors.tcp import Tcp

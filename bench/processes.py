@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from types import MappingProxyType
 
 from dshealthd.cli.free_port import candidates, hold
 from dshealthd.core.host import Host
+from tests.processes import children
 
 PORTS = (20_000, 29_000)
 """From which free ports are taken: below rendezvous and ephemeral ports."""
@@ -38,18 +38,13 @@ class Server:
 
     def tree(self) -> list[int]:
         """Return the pids of the server and its children."""
-        pid = self.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
-        return [pid, *map(int, children.split())]
+        return [self.process.pid, *children(self.process.pid)]
 
     def cpu(self) -> float:
         """Return the CPU time of the tree in seconds: of live processes with their ended threads,
         at the scheduler's own resolution, and of ended children.
         """
-        return sum(
-            time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED) + _ended_children(pid)
-            for pid in self.tree()
-        )
+        return sum(cpu(pid) + _ended_children(pid) for pid in self.tree())
 
     def wakeups(self) -> int:
         """Return how often the tree's live threads have slept and been woken."""
@@ -81,6 +76,13 @@ class Server:
         except (OSError, http.client.HTTPException):
             self.connection.close()
             raise
+
+
+def cpu(pid: int) -> float:
+    """Return the CPU time of a process in seconds, with its ended threads, at the scheduler's own
+    resolution.
+    """
+    return time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED)
 
 
 def memory(pid: int) -> dict[str, float]:
@@ -191,8 +193,3 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         ),
     ]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the median."""
-    return statistics.median(values)

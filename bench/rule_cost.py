@@ -18,7 +18,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +27,7 @@ import psutil
 import yaml
 
 from bench.processes import table
-from tests.grafana.server import Prometheus, prometheus
+from tests.grafana.server import Prometheus, prometheus, write_blocks
 from tests.lab.servers import PROMETHEUS
 
 LEAF = 32
@@ -71,17 +70,10 @@ def block(series: Iterable[tuple[str, str, str]], when: float, directory: Path) 
         families.setdefault(name, []).extend(
             f"{name}{{{labels}}} {value} {when - age}" for age in SCRAPES
         )
-    file = directory / "series.txt"
-    with file.open("w", encoding="utf-8") as out:
-        for name in sorted(families):
-            out.write(f"# TYPE {name} unknown\n" + "\n".join(families[name]) + "\n")
-        out.write("# EOF\n")
-    command: list[str | Path] = [
-        *("promtool", "tsdb", "create-blocks-from", "openmetrics"),
-        *(file, directory / "data"),
-    ]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    file.unlink()
+    texts = (
+        f"# TYPE {name} unknown\n" + "\n".join(families[name]) + "\n" for name in sorted(families)
+    )
+    write_blocks(texts, directory)
 
 
 def recorded(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grafana.board import Source
 from grafana.panels import GREEN, ORANGE, RED, graph, timeline
 from grafana.queries import SERIES, worst, worst_line
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grafana.board import Source
 from grafana.panels import GREEN, ORANGE, RED, graph
 from grafana.queries import ROWS, SERIES, worst, worst_line, worst_of
 from grafana.tables import JOB_COLUMN, NODE_COLUMN, Column, rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grafana.board import Source
 from grafana.panels import BLUE, ORANGE, RED, graph, number
 from grafana.queries import ROWS, least
 from grafana.tables import NODE_COLUMN, Column, rows

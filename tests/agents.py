@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.processes import children
 from tests.stopwatch import Stopwatch
+from tests.waiting import until
 
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 SERIES = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)")
@@ -151,17 +153,15 @@ class RunningAgent:
 
     def wait_log(self, text: str, seconds: float = 60.0) -> None:
         """Wait until the log has this text, which a thread of the agent writes when it can."""
-        end = time.monotonic() + seconds
-        while text not in (log := self.log.read_text()):
-            assert time.monotonic() < end, f"not within {seconds:g} s: {text!r} in\n{log}"
-            time.sleep(0.05)
+        until(
+            lambda: text in self.log.read_text(),
+            lambda: f"{text!r} in\n{self.log.read_text()}",
+            seconds,
+        )
 
     def workers(self) -> list[int]:
         """Return the pids of the agent's children."""
-        with open(
-            f"/proc/{self.process.pid}/task/{self.process.pid}/children", encoding="ascii"
-        ) as children:
-            return [int(pid) for pid in children.read().split()]
+        return children(self.process.pid)
 
 
 def first_line(process: subprocess.Popen[str], seconds: float) -> str:
@@ -222,11 +222,10 @@ def seconds_to_end(process: subprocess.Popen[str], limit: float = 60.0) -> float
     """Have the agent stop, and return how long that took, less what other work took. Whoever
     started it reaps it: what it waited for is known until then.
     """
-    watch, last = Stopwatch(process.pid), time.monotonic() + limit
+    watch = Stopwatch(process.pid)
     process.send_signal(signal.SIGTERM)
-    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-        assert time.monotonic() < last, f"has not ended within {limit:g} s"
-        time.sleep(0.01)
+    unreaped = os.WEXITED | os.WNOWAIT | os.WNOHANG
+    until(lambda: os.waitid(os.P_PID, process.pid, unreaped), seconds=limit)
     return watch.seconds()
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import until
 
 ROOT = Path("/sys/fs/cgroup")
 
@@ -54,13 +55,14 @@ def group(controller: str) -> Iterator[Group]:
             pytest.skip(f"the controller {controller} is not to be had here")
         yield Group(directory, unified=unified)
     finally:
-        end = time.monotonic() + 60
-        while True:
-            try:
-                directory.rmdir()
-            except OSError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.1)
-            else:
-                break
+        remove(directory)
+
+
+def remove(group: Path) -> None:
+    """Remove a control group, whose processes may end just now."""
+
+    def removed() -> bool:
+        group.rmdir()
+        return True
+
+    until(removed, errors=(OSError,))

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from dshealthd.agent import logs
+from tests import frozen
 from tests.schedule import (
     await_first,
     pytest_addoption,
@@ -103,3 +104,10 @@ def public_path() -> Iterator[Path]:
         path = Path(name)
         path.chmod(0o755)
         yield path
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[frozen.Mount]:
+    """A file system that can be frozen."""
+    with frozen.mounted(tmp_path) as found:
+        yield found

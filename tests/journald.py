@@ -10,11 +10,11 @@ import contextlib
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.kernel_log import KernelLog
+from tests.waiting import until
 
 PROGRAM = Path("/lib/systemd/systemd-journald")
 SECONDS = 60.0
@@ -52,10 +52,11 @@ class Journald:
 
     def await_(self, text: str) -> None:
         """Wait until a message is in the journal."""
-        end = time.monotonic() + SECONDS
-        while text not in self.control("--dmesg", "--output=cat", "--quiet"):
-            assert time.monotonic() < end, text
-            time.sleep(0.05)
+        until(
+            lambda: text in self.control("--dmesg", "--output=cat", "--quiet"),
+            lambda: text,
+            SECONDS,
+        )
 
 
 def reason_against() -> str:
@@ -90,11 +91,11 @@ def journald(directory: Path, environment: Mapping[str, str] | None = None) -> I
     ):
         try:
             made = Journald(root, kernel, process.pid)
-            end = time.monotonic() + SECONDS
-            while not any(journal.rglob("system.journal")):
-                assert process.poll() is None, "journald has ended"
-                assert time.monotonic() < end, "journald does not begin"
-                time.sleep(0.05)
+            until(
+                lambda: any(journal.rglob("system.journal")),
+                lambda: f"journald does not begin: {process.poll()}",
+                SECONDS,
+            )
             made.await_("Linux version 6.1.0")
             yield made
         finally:

@@ -10,9 +10,10 @@ import re
 import socket
 import struct
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator
+
+from tests.waiting import until
 
 _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
@@ -72,12 +73,7 @@ def leave_time_wait(to: socket.socket, number: int, *, server: bool, counted: bo
         first.close()
         second.close()
     # `close` returns before the kernel has handled the FIN of the other end.
-    deadline = time.monotonic() + 10
-    while counted and _in_time_wait(to) < expected:
-        if time.monotonic() > deadline:
-            message = f"fewer than {expected} sockets are in TIME_WAIT"
-            raise TimeoutError(message)
-        time.sleep(0.01)
+    until(lambda: not counted or _in_time_wait(to) >= expected, lambda: _in_time_wait(to))
 
 
 def _in_time_wait(listening: socket.socket) -> int:

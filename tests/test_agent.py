@@ -23,7 +23,8 @@ from dshealthd.core import background
 from dshealthd.core.result import CollectionOutcome, CollectionResult
 from tests.agents import RunningAgent, running, seconds_to_end
 from tests.findings.test_judge import Node, loaded
-from tests.waiting import eventually
+from tests.processes import runs
+from tests.waiting import eventually, until
 
 FAST = "[collectors.memory]\ninterval = '100ms'\n"
 TOTAL = "dshealthd_memory_total_bytes"
@@ -261,8 +262,8 @@ def test_goes_on_after_sigstop(lasting: RunningAgent) -> None:
 
 
 def test_killed_and_stopped(tmp_path: Path) -> None:
-    """An agent that was killed leaves its port free, and its successor serves on it at once. The
-    next agent takes an end as a crash unless the one before it was told to stop.
+    """An agent that was killed leaves its port free and no worker, and its successor serves on it
+    at once. The next agent takes an end as a crash unless the one before it was told to stop.
     """
     file = tmp_path / "state" / "findings.json"
     port = free_port()  # one that no other process is given meanwhile
@@ -271,6 +272,9 @@ def test_killed_and_stopped(tmp_path: Path) -> None:
             assert agent.port == port
             agent.wait(lambda s: s.value("dshealthd_findings_judged_timestamp_seconds"))
             agent.wait(lambda _: file.exists() and not json.loads(file.read_bytes())["stopped"])
+            workers = agent.workers()
+            assert workers
             agent.process.send_signal(end)
             agent.process.wait(60)
+            until(lambda: not any(map(runs, workers)))  # noqa: B023
         assert json.loads(file.read_bytes())["stopped"] is stopped

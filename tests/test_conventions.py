@@ -18,7 +18,6 @@ import pytest
 import dshealthd
 from dshealthd.config import registry
 from dshealthd.core.collector import Worker
-from tests.house import seams
 from tests.web.certificates import authority
 
 T = TypeVar("T")
@@ -112,6 +111,8 @@ ONE_WAY: dict[str, tuple[set[str], re.Pattern[str], dict[str, str]]] = {
 use one of the names all the same, each with why."""
 
 
+CHECKS = {"Check", "check_of", "snapshot_check"}
+"""A check that one of these declares is a definition, too: it has a name, and is run."""
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 JSON = "core/documents.py"
 """Where JSON is written."""
@@ -544,6 +545,30 @@ def test_tours_lead_through_the_code(headline: str, most: int) -> None:
         if not others - {name} and not any(name in joins[other] for other in joins if other != name)
     }
     assert not alone, "neither imports nor is imported by another file of this tour"
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """Return the names in a piece of code."""
+    return {found.id for found in ast.walk(node) if isinstance(found, ast.Name)}
+
+
+def seams(module: ast.Module) -> list[str]:
+    """Return the constants after a definition of a module that need none of its definitions, so
+    that they could stand at its head.
+    """
+    defined: set[str] = set()
+    found = []
+    for node in module.body:
+        if isinstance(node, FUNCTIONS | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and defined and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            own = set[str]().union(*map(names_in, targets))
+            if names_in(node.value) & (defined | CHECKS):
+                defined |= own
+            else:
+                found += sorted(own)
+    return found
 
 
 def test_constants_stand_at_the_head_of_their_module() -> None:

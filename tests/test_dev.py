@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_line import shell_script
+
 ROOT = Path(__file__).parents[1]
 LOCK = "requirements.lock"
 STAMP = (
@@ -23,13 +25,6 @@ TOOLS = [
     *("rm", "sh", "tar", "unshare"),
 ]
 SERVERS = ("prometheus", "prometheus-alertmanager")
-
-
-def program(path: Path, script: str) -> None:
-    """Write a shell script that can be run."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-    path.chmod(0o755)
 
 
 @pytest.fixture
@@ -68,17 +63,17 @@ def test_demo_installs_no_server(checkout: Path, tmp_path: Path) -> None:
     """
     tools, packages = tmp_path / "tools", tmp_path / "packages"
     for name in ("gcc", "ip", "tc", "nft", "mkfs.ext4"):
-        program(tools / name, "exit 0")
+        shell_script(tools / name, "exit 0")
     for name in TOOLS:
         found = shutil.which(name)
         assert found, f"{name} is part of every Debian"
         (tools / name).symlink_to(found)
-    program(tools / "apt-cache", "echo known")
-    program(tools / "apt-get", f'[ "$1" = download ] && cat {packages}/$3.deb >$3.deb')
+    shell_script(tools / "apt-cache", "echo known")
+    shell_script(tools / "apt-get", f'[ "$1" = download ] && cat {packages}/$3.deb >$3.deb')
     template = "usr/share/prometheus/alertmanager/default.tmpl"
     for name in SERVERS:
         root = tmp_path / name
-        program(root / "usr/bin" / name, f'echo {name} "$@"; cat /{template} 2>&1 || true')
+        shell_script(root / "usr/bin" / name, f'echo {name} "$@"; cat /{template} 2>&1 || true')
         (root / template).parent.mkdir(parents=True)
         (root / template).write_text("its template\n", encoding="ascii")
         (root / "DEBIAN").mkdir()
@@ -89,7 +84,7 @@ def test_demo_installs_no_server(checkout: Path, tmp_path: Path) -> None:
         packages.mkdir(exist_ok=True)
         built = ["dpkg-deb", "--root-owner-group", "-Znone", "--build", str(root)]
         subprocess.run([*built, str(packages / f"{name}.deb")], check=True, capture_output=True)
-    program(
+    shell_script(
         checkout / ".venv/bin/python",
         'prometheus --a "b c"; prometheus-alertmanager --a "b c"; [ -e /usr/share/doc ]',
     )

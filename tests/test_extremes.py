@@ -10,7 +10,7 @@ import json
 import math
 import pickle
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -57,6 +57,7 @@ from tests.collectors.test_training import entry
 from tests.evidence.test_dump import entry as recorded
 from tests.jobs.nccl import inspector_plugin
 from tests.jobs.ras import server
+from tests.trees import changed, places
 
 FIGURES = (
     *(0.0, -0.0, 5e-324, 1e-300, 1e-9, 1e-6, 1.0, 1e7, 1e9, 2.0**53, 2.0**63, 1e300, 1.7e308),
@@ -275,31 +276,6 @@ def example(kind: schema.Type) -> Any:
     return {fields.NodeName: "n1", fields.KnownReason: "busy", messages.Data: "AA=="}.get(
         type(kind), "text"
     )
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the place of each value within a message."""
-    if path:
-        yield path
-    items = (
-        value.items()
-        if isinstance(value, Mapping)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    for key, item in items:
-        yield from places(item, (*path, key))
-
-
-def changed(value: Any, path: tuple[Any, ...], to: Any) -> Any:
-    """Return a message with another value at one place."""
-    whole = json.loads(json.dumps(value))
-    inner = whole
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = to
-    return whole
 
 
 def plain(value: Any) -> Any:

@@ -68,8 +68,8 @@ def test_listening_and_waiting_ports_are_not_free() -> None:
 def waiting_port() -> int:
     """Return the port of the only socket in TIME_WAIT here, once the kernel has it there."""
     command = ["ss", "-tanH", "state", "time-wait"]
-    until(lambda: subprocess.check_output(command, text=True))
-    return int(subprocess.check_output(command, text=True).split()[2].rpartition(":")[2])
+    (line,) = until(lambda: subprocess.check_output(command, text=True, timeout=60).splitlines())
+    return int(line.split()[2].rpartition(":")[2])
 
 
 @pytest.mark.usefixtures("_namespace")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from pathlib import Path
 
@@ -104,19 +103,16 @@ def test_the_longest_and_shortest(tmp_path: Path, arguments: tuple[str, ...]) ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes another user")
-def test_other_users_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_users_are_refused(public_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Who may not write to the state directory cannot set it, and reads who can."""
-    with tempfile.TemporaryDirectory() as name:
-        state = Path(name)
-        state.chmod(0o755)
-        os.seteuid(65534)
-        try:
-            status = command(state, "on")
-        finally:
-            os.seteuid(0)
-        assert status == 1
-        assert f"{name}/maintenance.json.new: Permission denied" in capsys.readouterr().err
-        assert list(state.iterdir()) == []
+    os.seteuid(65534)
+    try:
+        status = command(public_path, "on")
+    finally:
+        os.seteuid(0)
+    assert status == 1
+    assert f"{public_path}/maintenance.json.new: Permission denied" in capsys.readouterr().err
+    assert list(public_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("content", [

@@ -24,6 +24,7 @@ from packaging.version import Version
 
 from deploy.package import build, manual, runtime
 from dshealthd.config import config, registry
+from tests.command_line import shell_script
 
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "deploy/package"
@@ -102,9 +103,7 @@ def test_launcher_does_not_import_what_its_caller_names(tmp_path: Path) -> None:
     text = (PACKAGE / "dshealthd.sh").read_text()
     launcher = tmp_path / "dshealthd"
     launcher.write_text(text.replace("/usr/lib/dshealthd", str(tmp_path)))
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    (tmp_path / "bin/python3").chmod(0o755)
+    shell_script(tmp_path / "bin/python3", f'exec {sys.executable} "$@"')
     theirs = tmp_path / "theirs"
     for name in ("sitecustomize", "dshealthd", "pickle", "json"):
         (theirs / name).mkdir(parents=True)
@@ -301,6 +300,17 @@ NO_PROBES = "MemoryDenyWriteExecute=yes\nSystemCallFilter=~@resources"
 USER = "User=dshealthd\nRemoveIPC=yes\nAmbientCapabilities=CAP_SYSLOG CAP_SYS_PTRACE"
 
 
+def exposure(*arguments: str) -> tuple[str, subprocess.CompletedProcess[str]]:
+    """Return the level at which systemd sees a unit exposed, and all that it says."""
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if "offline" in done.stderr:
+        pytest.skip("this systemd cannot look at a unit that is not installed")
+    found = re.search(r"exposure level for \S+: (\d+\.\d)", done.stdout)
+    assert found is not None, done.stderr
+    return found[1], done
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 @pytest.mark.parametrize(
     ("row", "changes"),
@@ -320,18 +330,8 @@ def test_exposure_of_other_settings(row: str, changes: list[list[str]], tmp_path
         unit = tmp_path / f"changed-{number}.service"
         text = UNIT.read_text(encoding="utf-8").partition("[Install]")[0]
         unit.write_text("\n".join([text, *change, ""]))
-        done = subprocess.run(
-            ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        if "offline" in done.stderr:
-            pytest.skip("this systemd cannot look at a unit that is not installed")
-        found = re.search(r"exposure level for \S+: (\d+\.\d)", done.stdout)
-        assert found is not None, done.stderr
-        assert f"| {found[1]} |" in line
+        level, _ = exposure(str(unit))
+        assert f"| {level} |" in line
 
 
 def test_a_worker_killed_for_its_memory_does_not_end_the_service() -> None:
@@ -361,13 +361,8 @@ def test_exposure(unit: str, drop_in: str | None, limit: float, tmp_path: Path) 
     shutil.copy(UNIT.parent / unit, root)
     if drop_in is not None:
         shutil.copy(UNIT.parent / drop_in, root / "dshealthd.service.d")
-    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", f"--root={tmp_path}"]
-    done = subprocess.run([*command, unit], capture_output=True, text=True, check=False, timeout=60)
-    if "offline" in done.stderr:
-        pytest.skip("this systemd cannot look at a unit that is not installed")
-    found = re.search(rf"exposure level for {unit}: (\d+\.\d)", done.stdout)
-    assert found is not None, done.stderr
-    assert float(found[1]) <= limit
+    level, done = exposure(f"--root={tmp_path}", unit)
+    assert float(level) <= limit
     if unit == UNIT.name and drop_in is None:
         # A right that is granted has its reason in the documentation.
         page = (PROJECT / "docs/install.md").read_text(encoding="utf-8").replace("\\|", "|")

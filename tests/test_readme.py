@@ -22,6 +22,7 @@ from dshealthd.core.options import Errors
 from dshealthd.symptoms import all_symptoms
 from generate import reference
 from tests import tested_with, yaml_files
+from tests.symptoms.promtool import promtool
 
 ROOT = Path(__file__).parents[1]
 GENERATED = {"metrics.md", "runbooks.md"}
@@ -260,14 +261,7 @@ def test_other_scrapers(tmp_path: Path) -> None:
     for number, document in enumerate((collector, federation)):
         path = tmp_path / f"{number}.yml"
         path.write_text(yaml.safe_dump(document), encoding="utf-8")
-        done = subprocess.run(
-            ["promtool", "check", "config", str(path)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        promtool("check", "config", path)
 
 
 TESTED = """\

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 import time
 from pathlib import Path
 
@@ -13,9 +11,14 @@ import yaml
 from bench.processes import free_port
 from deploy import tier
 from tests.grafana.server import prometheus
+from tests.http.impostors import serving
+from tests.waiting import until
 
 SECONDS = 120.0
-EXPORTED = """\
+ANSWER = b"""\
+HTTP/1.1 200 OK\r
+Content-Type: text/plain; version=0.0.4\r
+\r
 dshealthd_finding{finding="GpuLost",symptom="gpu-lost",component="gpu",part="GPU 3",\
 severity="critical",training_job="run"} 1
 dshealthd_node_gpus_up 7
@@ -27,28 +30,12 @@ LABELS = {"node": "n1", "leaf": "l1"}
 OF_NODE = '{node="n1"}'
 
 
-class Agent(http.server.BaseHTTPRequestHandler):
-    """Answers scrapes as an agent would."""
-
-    def do_GET(self) -> None:
-        """Send the series."""
-        self.send_response(200)
-        self.send_header("Content-Type", "text/plain; version=0.0.4")
-        self.end_headers()
-        self.wfile.write(EXPORTED.encode())
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Say nothing."""
-
-
 def test_the_tier_reaches_the_receiver(tmp_path: Path) -> None:
     """With the shipped list the receiver has what rules read, with the labels of the target, and
     nothing else; what is not in the tier stays with the sender.
     """
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Agent) as served:
-        threading.Thread(target=served.serve_forever, daemon=True).start()
-        names, found = passed_on(tmp_path, served.server_address[1])
-        served.shutdown()
+    with serving(lambda connection, _: connection.sendall(ANSWER)) as agent:
+        names, found = passed_on(tmp_path, agent)
     assert "dshealthd_gpu_memory_used_bytes" in names
     assert {series["__name__"] for series in found} == PASSED_ON
     assert {series["leaf"] for series in found} == {"l1"}
@@ -80,9 +67,11 @@ def passed_on(directory: Path, agent: int) -> tuple[set[str], list[dict[str, str
         prometheus(receiver, receiver / "prometheus.yml", accept, port=port) as received,
         prometheus(sender, sender / "prometheus.yml") as scraped,
     ):
-        end = time.monotonic() + SECONDS
-        while len(found := received.instant(OF_NODE, time.time()).series) < len(PASSED_ON):
-            assert time.monotonic() < end, found
-            time.sleep(0.5)
+
+        def come() -> list[dict[str, str]]:
+            return received.instant(OF_NODE, time.time()).series
+
+        until(lambda: len(come()) >= len(PASSED_ON), come, SECONDS)
+        found = come()
         names = {series["__name__"] for series in scraped.instant(OF_NODE, time.time()).series}
     return names, found

@@ -39,8 +39,7 @@ def alerts(receiver: Receiver, status: str) -> list[Alert]:
     """Return the test alerts of a status that have come; the Watchdog is none."""
     return [
         alert
-        for notification in list(receiver.notifications)
-        for alert in notification.alerts
+        for alert in receiver.told()
         if alert.status == status and alert.labels["symptom"] == "test-alert"
     ]
 

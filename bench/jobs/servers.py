@@ -7,12 +7,8 @@ A node is a pid namespace of its own, so that each agent sees the processes of i
 from __future__ import annotations
 
 import contextlib
-import http
-import http.client
-import json
 import subprocess
 import sys
-import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,8 +17,12 @@ from typing import Any
 import yaml
 
 from bench.processes import free_port, serving
+from tests.lab.servers import Server, running_server
+from tests.lab.station import Loopback
+from tests.processes import children
+from tests.symptoms.promtool import RULES
+from tests.waiting import until
 
-RULES = Path(__file__).parents[2] / "deploy/prometheus"
 WATCHED = (
     "dshealthd_job_step_work_seconds",
     "dshealthd_job_step_wait_seconds",
@@ -34,6 +34,8 @@ WATCHED = (
     "ALERTS",
 )
 """Series of a job that are kept with the result of each fault."""
+PLACE = ("alertname", "alertstate", "rank", "node", "class", "reason", "role", "stage")
+"""The labels of them that are kept."""
 
 
 class Node:
@@ -53,10 +55,8 @@ def node(name: str, directory: Path) -> Iterator[tuple[Node, int]]:
     command += ["while :; do sleep 1; done"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as holder:
         try:
-            children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children")
-            while not children.read_text():
-                time.sleep(0.01)
-            made = Node(name, int(children.read_text()))
+            (inside,) = until(lambda: children(holder.pid))
+            made = Node(name, inside)
             state, port = directory / name, free_port()
             state.mkdir()
             flags = ["--web.listen-address", f"127.0.0.1:{port}", "--path.state", state]
@@ -70,20 +70,18 @@ def node(name: str, directory: Path) -> Iterator[tuple[Node, int]]:
 class Prometheus:
     """A Prometheus with the shipped rules."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, server: Server) -> None:
+        self._server = server
 
     def firing(self, job: str) -> list[dict[str, str]]:
         """Return the labels of the firing alerts about a job, with the rank that a page about a
         slow one names.
         """
         text = f'ALERTS{{alertstate="firing", training_job="{job}"}}'
-        alerts = [sample["metric"] for sample in self._answer("query", query=text)]
+        alerts: list[dict[str, str]] = [sample["metric"] for sample in self._server.query(text)]
         slowest = {
             (sample["metric"]["node"], sample["metric"].get("role", "")): sample["value"][1]
-            for sample in self._answer(
-                "query", query=f'dshealthd:job:slowest_rank{{training_job="{job}"}}'
-            )
+            for sample in self._server.query(f'dshealthd:job:slowest_rank{{training_job="{job}"}}')
         }
         for labels in alerts:
             place = labels.get("node", ""), labels.get("role", "")
@@ -94,54 +92,32 @@ class Prometheus:
     def ratio(self, job: str, node: str) -> float | None:
         """Return the ratio of the own work of a node's slowest rank to that of its peers."""
         text = f'max(dshealthd:job:work_ratio{{training_job="{job}", node="{node}"}})'
-        samples = self._answer("query", query=text)
+        samples = self._server.query(text)
         return float(samples[0]["value"][1]) if samples else None
 
     def steps(self, job: str) -> dict[int, int]:
         """Return the step of each rank of a job."""
-        samples = self._answer("query", query=f'dshealthd_job_step{{training_job="{job}"}}')
+        samples = self._server.query(f'dshealthd_job_step{{training_job="{job}"}}')
         return {int(sample["metric"]["rank"]): int(sample["value"][1]) for sample in samples}
 
     def telling(self, job: str) -> set[int]:
         """Return the ranks of a job that tell of their own work."""
         text = f'dshealthd_job_step_work_seconds{{training_job="{job}"}}'
-        return {int(sample["metric"]["rank"]) for sample in self._answer("query", query=text)}
+        return {int(sample["metric"]["rank"]) for sample in self._server.query(text)}
 
     def past(self, job: str, began: float, ended: float) -> dict[str, dict[str, Any]]:
         """Return the series of a job between two Unix times, at every fifth second."""
         found: dict[str, dict[str, Any]] = {}
         for name in WATCHED:
             query = f'{name}{{training_job="{job}"}}'
-            for sample in self._answer(
-                "query_range", query=query, start=began, end=ended, step="5"
-            ):
+            asked = {"query": query, "start": began, "end": ended, "step": "5"}
+            answer = self._server.ask(f"/api/v1/query_range?{urllib.parse.urlencode(asked)}")
+            for sample in answer["data"]["result"]:
                 labels = sample["metric"]
-                own = (
-                    "alertname",
-                    "alertstate",
-                    "rank",
-                    "node",
-                    "class",
-                    "reason",
-                    "role",
-                    "stage",
-                )
-                key = " ".join(f"{label}={labels[label]}" for label in own if labels.get(label))
+                key = " ".join(f"{label}={labels[label]}" for label in PLACE if labels.get(label))
                 values = {round(at - began): float(value) for at, value in sample["values"]}
                 found.setdefault(name, {}).setdefault(key, {}).update(values)
         return found
-
-    def _answer(self, path: str, **parameters: object) -> list[dict[str, Any]]:
-        """Return the samples of a query; none while Prometheus does not answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
-        with contextlib.closing(connection), contextlib.suppress(OSError):
-            connection.request("GET", f"/api/v1/{path}?{urllib.parse.urlencode(parameters)}")
-            response = connection.getresponse()
-            body = response.read()
-            if response.status == http.HTTPStatus.OK:  # else it is still starting
-                found: list[dict[str, Any]] = json.loads(body)["data"]["result"]
-                return found
-        return []
 
 
 @contextlib.contextmanager
@@ -150,9 +126,7 @@ def prometheus(directory: Path, targets: dict[str, int]) -> Iterator[Prometheus]
     ports.
     """
     config = {
-        "rule_files": [
-            str(RULES / f"{name}.yml") for name in ("thresholds", "recording", "alerts")
-        ],
+        "rule_files": list(map(str, RULES)),
         "scrape_configs": [
             {
                 "job_name": "dshealthd",
@@ -169,14 +143,10 @@ def prometheus(directory: Path, targets: dict[str, int]) -> Iterator[Prometheus]
     }
     file = directory / "prometheus.yml"
     file.write_text(yaml.safe_dump(config), encoding="utf-8")
-    port = free_port()
-    command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={directory / 'tsdb'}"]
-    command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield Prometheus(port)
-        finally:
-            process.terminate()
+    flags = [f"--config.file={file}", f"--storage.tsdb.path={directory / 'tsdb'}"]
+    station = Loopback("prometheus", "127.0.0.1", directory)
+    with running_server("prometheus", flags, station, directory, free_port()) as server:
+        yield Prometheus(server)
 
 
 @contextlib.contextmanager

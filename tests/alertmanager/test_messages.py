@@ -20,6 +20,7 @@ from tests.alertmanager.conftest import page_by_examples
 from tests.lab.receiver import Receiver
 from tests.lab.servers import Server, alertmanager, routes
 from tests.lab.station import Loopback
+from tests.waiting import until
 
 ADDRESS = "127.0.0.62"
 LABELS = {
@@ -133,14 +134,8 @@ def server(
 
 def came(receiver: Receiver, name: str, number: int) -> Any:
     """Return a receiver's document of this number, from 0, once it has come."""
-
-    def found() -> list[Any]:
-        return [entry.document for entry in list(receiver.notifications) if entry.receiver == name]
-
-    assert receiver.wait(lambda: len(found()) > number, 60), (
-        f"{name} was sent {len(found())}: {receiver.notifications}"
-    )
-    return found()[number]
+    assert receiver.wait(lambda: len(receiver.sent(name)) > number, 60), receiver.sent(name)
+    return receiver.sent(name)[number].document
 
 
 def test_page(server: Server, receiver: Receiver) -> None:
@@ -178,12 +173,11 @@ def test_ticket_by_mail(server: Server, mailbox: Mailbox) -> None:
         for gpu in range(5)
     ]
     server.ask("/api/v2/alerts", alerts)
-    end = time.monotonic() + 60
     # Where Alertmanager takes longer than it waits for the rest, a mail of some comes first.
-    while not mailbox.mails or "5 in all" not in mailbox.mails[-1]["Subject"]:
-        assert time.monotonic() < end, server.log.read_text(encoding="utf-8")
-        time.sleep(0.05)
-    mail = mailbox.mails[-1]
+    mail = until(
+        lambda: next((mail for mail in mailbox.mails if "5 in all" in mail["Subject"]), None),
+        server.log.read_text,
+    )
     assert (
         mail["Subject"]
         == "GPU is throttled: node-17 GPU 0, node-17 GPU 1, node-17 GPU 2 … (5 in all)"
@@ -224,10 +218,7 @@ def test_where(labels: str, where: str, server: Server, receiver: Receiver) -> N
     server.ask("/api/v2/alerts", [{"labels": common | shown}])
 
     def titles() -> list[str]:
-        return [
-            entry.document["attachments"][0]["title"]
-            for entry in list(receiver.notifications)
-            if entry.receiver == "slack"
-        ]
+        sent = receiver.sent("slack")
+        return [one.document["attachments"][0]["title"] for one in sent]
 
     assert receiver.wait(lambda: f"{symptom}: {where}" in titles(), 60), titles()

@@ -10,7 +10,7 @@ import yaml
 
 from tests import yaml_files
 from tests.alertmanager.test_messages import LOST, TEXT
-from tests.lab.receiver import Notification, Receiver
+from tests.lab.receiver import Receiver
 from tests.lab.servers import ALERTMANAGER, PART, alertmanager, routes
 from tests.lab.station import Loopback
 
@@ -41,19 +41,15 @@ def test_opsgenie_and_ntfy(station: Loopback, receiver: Receiver, tmp_path: Path
 
     with alertmanager(station, tmp_path, receiver, adapt) as server:
         server.ask("/api/v2/alerts", [LOST])
-
-        def sent() -> dict[str, Notification]:
-            return {entry.receiver: entry for entry in list(receiver.notifications)}
-
-        assert receiver.wait(lambda: {ALERTS, TOPIC} <= sent().keys(), 60), sent()
-    taken = sent()[ALERTS]
+        assert receiver.wait(lambda: receiver.sent(ALERTS) and receiver.sent(TOPIC), 60)
+    taken = receiver.sent(ALERTS)[-1]
     alert = taken.document
     assert taken.authorization == "GenieKey k3y"
     assert alert["message"].endswith("GPU lost: node-17 GPU 3")
     assert alert["description"].strip() == TEXT.strip()
     assert (alert["priority"], alert["entity"]) == ("P1", "node-17")
     assert alert["tags"] == ["gpu-lost", "gpu"]
-    taken = sent()[TOPIC]
+    taken = receiver.sent(TOPIC)[-1]
     assert taken.authorization == "Bearer t0ken"
     assert taken.document["alerts"][0]["annotations"]["summary"] == "GPU lost"
 

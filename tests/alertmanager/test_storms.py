@@ -71,8 +71,8 @@ def of_cluster(receiver: Receiver, name: str, cluster: str) -> Sequence[Notifica
     """Return the messages of a receiver about a cluster."""
     return [
         entry
-        for entry in list(receiver.notifications)
-        if entry.receiver == name and entry.document["groupLabels"].get("cluster") == cluster
+        for entry in receiver.sent(name)
+        if entry.document["groupLabels"].get("cluster") == cluster
     ]
 
 
@@ -112,8 +112,8 @@ def storm(server: Server, receiver: Receiver) -> dict[str, list[Any]]:
         **{
             name: [
                 entry.document
-                for entry in list(receiver.notifications)
-                if entry.receiver == name and "node-0000" in json.dumps(entry.document)
+                for entry in receiver.sent(name)
+                if "node-0000" in json.dumps(entry.document)
             ]
             for name in ("slack", "pagerduty")
         },
@@ -153,11 +153,7 @@ def test_long_texts_are_cut(server: Server, receiver: Receiver) -> None:
     server.ask("/api/v2/alerts", alerts)
 
     def found() -> list[str]:
-        texts = [
-            entry.document["attachments"][0]["text"]
-            for entry in list(receiver.notifications)
-            if entry.receiver == "slack"
-        ]
+        texts = [one.document["attachments"][0]["text"] for one in receiver.sent("slack")]
         return [text for text in texts if "mlx5_19/1" in text]
 
     assert receiver.wait(found, 60)

@@ -24,9 +24,8 @@ def told(receiver: Receiver, job: str) -> Sequence[Notification]:
     """Return the pages of a job, in their order."""
     return [
         notification
-        for notification in receiver.notifications
-        if notification.receiver == "page"
-        and notification.document["groupLabels"].get("training_job") == job
+        for notification in receiver.sent("page")
+        if notification.document["groupLabels"].get("training_job") == job
     ]
 
 
@@ -46,9 +45,8 @@ def test_what_ten_nodes_have_is_one_ticket(server: Server, receiver: Receiver) -
     def tickets() -> list[Notification]:
         return [
             one
-            for one in list(receiver.notifications)
-            if one.receiver == "ticket"
-            and one.document["groupLabels"].get("symptom") == "host-errors"
+            for one in receiver.sent("ticket")
+            if one.document["groupLabels"].get("symptom") == "host-errors"
         ]
 
     assert receiver.wait(lambda: any(len(one.alerts) == len(alerts) for one in tickets()), SECONDS)

@@ -19,7 +19,7 @@ from dshealthd.core.collector import Context, Fault, Metric, Reason, Sample
 from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionResult, attempt
-from tests.environments import wait_for_environment
+from tests.processes import wait_for_environment
 
 FIXTURES = Path(__file__).parent / "fixtures"
 Values = dict[tuple[str, ...], float]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,6 @@ from tests.collectors.bench import Bench
 from tests.jobs.machines import stat_line
 
 KERNEL_THREAD = 0x0020_8040
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[frozen.Mount]:
-    """A file system that can be frozen."""
-    with frozen.mounted(tmp_path) as mounted:
-        yield mounted
 
 
 def values(one: Bench) -> list[float]:

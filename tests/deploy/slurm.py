@@ -22,6 +22,7 @@ import pytest
 from tests.lab.lab import Lab
 from tests.lab.node import Node
 from tests.lab.station import Station
+from tests.waiting import until
 
 TOOLS = ("slurmctld", "slurmd", "munged", "scontrol", "sinfo", "sbatch")
 CHECK_SECONDS = 10
@@ -231,11 +232,7 @@ class SlurmCluster:
     def wait(self, condition: Callable[[], object], seconds: float, what: str) -> float:
         """Wait for a condition and return after how many seconds it held."""
         begin = time.monotonic()
-        while not condition():
-            assert time.monotonic() - begin < seconds, f"not within {seconds:g} s: {what}\n" + (
-                self.logs()
-            )
-            time.sleep(0.2)
+        until(condition, lambda: f"{what}\n{self.logs()}", seconds)
         return time.monotonic() - begin
 
     def logs(self) -> str:

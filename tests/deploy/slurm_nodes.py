@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests import status_documents
+from tests.command_line import shell_script
 from tests.deploy.slurm import CHECK_SECONDS, SlurmCluster, require
 from tests.lab.lab import Lab
 from tests.lab.node import PORT, Node
@@ -108,25 +109,16 @@ def program(directory: Path, hook: str) -> Path:
     Each run notes how long it took; slurmd gives it neither PATH nor HOME.
     """
     tools = directory / "bin"
-    tools.mkdir(exist_ok=True)
-    command = tools / "dshealthd"
-    command.write_text(
-        f'#!/bin/sh\nexec {sys.executable} {TIMED} "$NOTES" "$@"\n', encoding="utf-8"
-    )
-    command.chmod(0o755)
-    place = directory / hook
-    place.write_text(
-        "#!/bin/sh\n"
+    command = shell_script(tools / "dshealthd", f'exec {sys.executable} {TIMED} "$NOTES" "$@"')
+    return shell_script(
+        directory / hook,
         f"export PATH={tools}:/usr/bin:/bin PYTHONPATH={DEPLOY.parents[1]}\n"
         "name=$(/bin/hostname)\n"
         f"export DSHEALTHD_CONFIG={directory}/lab/$name/dshealthd.toml\n"
         f"export NOTES={directory}/$name.checks\n"
         f"[ -x {command} ] || echo 0 >>$NOTES\n"  # a node without dshealthd has its checks, too
-        f"{DEPLOY}/dshealthd-{hook} 2>>{directory}/$name.{hook}.err\n",
-        encoding="utf-8",
+        f"{DEPLOY}/dshealthd-{hook} 2>>{directory}/$name.{hook}.err",
     )
-    place.chmod(0o755)
-    return place
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 
 from tests import yaml_files
 from tests.deploy.machine import LONGEST, tree
+from tests.waiting import until
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 
@@ -99,10 +99,7 @@ def test_runs_with_the_rights_of_the_base(store: Store, tmp_path: Path) -> None:
         "localhost/dshealthd",
     )
     try:
-        end = time.monotonic() + 300
-        while answer(port, "/-/ready") != "ready\n":
-            assert time.monotonic() < end, store.podman("logs", name)
-            time.sleep(0.5)
+        until(lambda: answer(port, "/-/ready") == "ready\n", lambda: store.podman("logs", name))
         metrics = answer(port, "/metrics") or ""
         assert "\ndshealthd_build_info{" in metrics
         assert "dshealthd_collector_failing{" not in metrics

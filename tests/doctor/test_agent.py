@@ -8,9 +8,9 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import bcrypt
 
@@ -52,14 +52,16 @@ def said(agent: RunningAgent, check: SnapshotCheck, outcome: str) -> Result:
     """Wait until a check beside this agent has one result of that outcome, and return it."""
     web = dataclasses.replace(look().config.web, listen_address=f"127.0.0.1:{agent.port}")
     config = dataclasses.replace(look().config, web=web)
-    end = time.monotonic() + 240  # a finding may have to last for a minute
-    while True:
+    seen: list[Any] = []
+
+    def result() -> Result | None:
         document = json.loads(documents.dumps(status_document(config, Access())))  # as of a child
         found = results(check, dataclasses.replace(look(), config=config, document=document))
-        if document["source"] == "agent" and [one.outcome.value for one in found] == [outcome]:
-            return found[0]
-        assert time.monotonic() < end, (document["source"], found)
-        time.sleep(0.5)
+        seen[:] = document["source"], found
+        right = seen[0] == "agent" and [one.outcome.value for one in found] == [outcome]
+        return found[0] if right else None
+
+    return until(result, lambda: seen)
 
 
 def run(words: str, *arguments: str) -> None:

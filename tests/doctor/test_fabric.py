@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,8 +17,10 @@ from bench.processes import free_port
 from dshealthd.core.host import Host
 from dshealthd.doctor.node import software
 from dshealthd.linux.imex import DAEMON, NODES
+from tests.command_line import shell_script
 from tests.doctor.looks import look, named, outcomes, results
 from tests.doctor.machine import Machine
+from tests.waiting import until
 
 _NOT_INITIALIZED = """
 import os, warnings
@@ -68,10 +69,8 @@ def test_imex(make_machine: Callable[..., Machine], tmp_path: Path) -> None:
         try:
             with socket.create_server(("127.0.0.1", free_port())) as server:
                 (nodes.parent / "config.cfg").write_text(f"SERVER_PORT={server.getsockname()[1]}\n")
-                end = time.monotonic() + 60
                 # Until its name is its own.
-                while outcomes(named("imex"), look(*sources, host=host)) != ["ok"]:
-                    assert time.monotonic() < end
+                until(lambda: outcomes(named("imex"), look(*sources, host=host)) == ["ok"])
             assert outcomes(named("imex"), look(*sources, host=host)) == ["warning"]
         finally:
             process.kill()
@@ -91,9 +90,9 @@ def test_torch_that_does_not_see_the_gpus(
     (found,) = results(software.CUDA_DEVICES, blind)
     assert (found.outcome.value, found.value, found.limit) == ("warning", "0", "8")
     assert "torch.cuda.init()" in found.remedy
-    broken = machine.directory / "python3"
-    broken.write_text("#!/bin/sh\necho 'libcudart.so: cannot open' >&2; exit 1\n")
-    broken.chmod(0o755)
+    broken = shell_script(
+        machine.directory / "python3", "echo 'libcudart.so: cannot open' >&2; exit 1"
+    )
     (unknown,) = results(software.CUDA_DEVICES, dataclasses.replace(context, python=(str(broken),)))
     assert (unknown.outcome.value, "libcudart" in unknown.text) == ("unknown", True)
     broken.write_text(

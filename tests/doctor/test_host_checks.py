@@ -32,13 +32,6 @@ from tests.doctor.looks import look, named, outcomes, results
 from tests.doctor.machine import FIXTURES, Machine
 
 
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[frozen.Mount]:
-    """Mount a file system that can be frozen."""
-    with frozen.mounted(tmp_path) as found:
-        yield found
-
-
 def with_hardware(machine: Machine) -> NodeContext:
     """Return a look at GPUs on the bus and InfiniBand ports."""
     machine.add_infiniband("irdma0", "mlx5_2", "mlx5_3")

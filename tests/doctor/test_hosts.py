@@ -31,6 +31,7 @@ from dshealthd.doctor.ssh import (
     run,
 )
 from dshealthd.linux.forked import Ended
+from tests.command_line import shell_script
 from tests.doctor.job.sshd import sshd
 
 GOOD, DEAD, HUNG = "127.0.0.1", "127.0.0.13", "127.0.0.14"
@@ -42,9 +43,7 @@ def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return an SSH client for which GOOD is this machine, DEAD refuses and HUNG never speaks."""
     base, port = tmp_path_factory.mktemp("ssh"), free_port()
     with sshd(base, port) as client, socket.create_server((HUNG, port)):
-        program = base / "dshealthd"
-        program.write_text(f'#!/bin/sh\ncd {ROOT} && exec {sys.executable} -m dshealthd "$@"\n')
-        program.chmod(0o755)
+        shell_script(base / "dshealthd", f'cd {ROOT} && exec {sys.executable} -m dshealthd "$@"')
         yield client
 
 
@@ -152,9 +151,9 @@ def test_gpus_of_a_host(code: int, output: str, errors: str, answer: Answer) -> 
 
 def test_a_connection_may_take_three_requests(tmp_path: Path) -> None:
     """TCP sends them at 0, 1 and 3 s; for the next, at 7 s, a host is not waited for."""
-    program = tmp_path / "ssh"
-    program.write_text('#!/bin/sh\necho "$@" | grep -o "ConnectTimeout=[0-9]*" >&2\nexit 255\n')
-    program.chmod(0o755)
+    program = shell_script(
+        tmp_path / "ssh", 'echo "$@" | grep -o "ConnectTimeout=[0-9]*" >&2\nexit 255'
+    )
     (answer,) = query(["n1"], str(program)).values()
     assert 3 < int(answer.problem.rpartition("=")[2]) < 7
 

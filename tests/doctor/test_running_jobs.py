@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,6 +12,7 @@ from dshealthd.core.host import Host
 from dshealthd.doctor.check import Check, Result
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.doctor.snapshot_check import SnapshotCheck
+from tests.collectors.bench import child
 from tests.doctor.looks import look, named, results
 from tests.doctor.machine import Machine
 from tests.doctor.test_snapshot_check import seen
@@ -34,17 +33,9 @@ OF_JOBS = named("job-rendezvous"), named("job-devices"), named("job-nccl-setting
 @contextlib.contextmanager
 def ranks(*each: dict[str, str]) -> Iterator[None]:
     """Run a process for each environment."""
-    script = "import time; print(flush=True); time.sleep(600)"
     with contextlib.ExitStack() as stack:
         for one in each:
-            process = stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-c", script], env=RANK | one, stdout=subprocess.PIPE
-                )
-            )
-            stack.callback(process.kill)
-            assert process.stdout
-            process.stdout.readline()
+            stack.enter_context(child("", env=RANK | one))
         yield
 
 

@@ -6,9 +6,10 @@ import contextlib
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.waiting import until
 
 MIXED_RIGHTS = "the process has the rights of more than one user"
 """Why nothing is read for such a process."""
@@ -24,10 +25,8 @@ def set_user_id_program(place: Path, user: int) -> Iterator[int]:
     with subprocess.Popen([str(program), "600"], user=user, group=user, extra_groups=[]) as process:
         try:
             ids = [str(user), "0", "0", "0"]
-            end = time.monotonic() + 60
-            while _ids(process.pid) != ids:  # a mount with nosuid gives none of root's rights
-                assert time.monotonic() < end, f"never got the user ids {ids}"
-                time.sleep(0.01)
+            # A mount with nosuid gives none of root's rights.
+            until(lambda: _ids(process.pid) == ids, lambda: f"the user ids {ids}")
             yield process.pid
         finally:
             process.kill()

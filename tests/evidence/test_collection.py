@@ -34,9 +34,9 @@ from dshealthd.evidence.findings import (
 from dshealthd.jobs.ras import protocol
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
 from dshealthd.linux.forked import Ended
-from tests.environments import wait_for_environment
 from tests.evidence.test_dump import dump, entry
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
+from tests.processes import children, wait_for_environment
 
 RANKS = 16
 MAX_DUMP = 32 << 20
@@ -460,9 +460,8 @@ def test_files_of_two_users_never_mix(node: Node, public_path: Path) -> None:
 
 def memory(pid: int) -> int:
     """Return the bytes that a process and its children take together, without files' pages."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
     total = 0
-    for member in (str(pid), *children):
+    for member in (pid, *children(pid)):
         with contextlib.suppress(OSError):  # it has ended
             rollup = Path(f"/proc/{member}/smaps_rollup").read_text(encoding="ascii")
             found = re.search(r"^Pss_Anon: +(\d+) kB$", rollup, re.MULTILINE)

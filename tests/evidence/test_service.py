@@ -11,8 +11,7 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,12 @@ from dshealthd.evidence.service import BUNDLES, INFO, Evidence, case
 from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.judge import Standstill
-from tests.environments import wait_for_environment
+from tests.collectors.bench import sleeper
+from tests.command_line import shell_script
 from tests.jobs.standstills import rank_state
+from tests.processes import children, runs
 from tests.stopwatch import Stopwatch
+from tests.waiting import until
 
 UNEXPLAINED = 90.0
 
@@ -55,12 +57,6 @@ __main__.main(int(sys.argv[1]))
 """,
 )
 """A collecting process that is stopped after it has begun its bundle."""
-
-
-def own_children() -> set[str]:
-    """Return the pids of this process' children; what another test imported may have some."""
-    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
-        return set(children.read().split())
 
 
 def hang(job: str, **times: float) -> Standstill:
@@ -105,17 +101,9 @@ class Node:
         return [entry.job for entry in bundles_in(self.evidence.directory)]
 
 
-@contextlib.contextmanager
-def training_process() -> Iterator[int]:
+def training_process() -> AbstractContextManager[int]:
     """Run a process that looks like a rank of a job, and give its pid."""
-    with subprocess.Popen(
-        ["sleep", "600"], env={"RANK": "0", "WORLD_SIZE": "2", "SLURM_JOB_ID": "7"}
-    ) as process:
-        try:
-            wait_for_environment(process.pid)
-            yield process.pid
-        finally:
-            process.kill()
+    return sleeper(os.geteuid(), {"RANK": "0", "WORLD_SIZE": "2", "SLURM_JOB_ID": "7"})
 
 
 async def test_a_hang_is_taken_once_and_not_before_it_has_lasted(tmp_path: Path) -> None:
@@ -252,9 +240,9 @@ def test_a_collection_that_hangs_is_killed_and_what_it_had_is_kept(tmp_path: Pat
         ).read_text() == "dshealthd_job_step 1\n"
         assert node.values(INFO) == {("slurm-7", taken.bundle): 1}
 
-    before = own_children()
+    before = children(os.getpid())  # of what another test imported
     asyncio.run(scene())
-    assert own_children() <= before
+    assert {*children(os.getpid())} <= {*before}
 
 
 async def test_a_summary_has_what_was_seen_before_the_end(tmp_path: Path) -> None:
@@ -293,14 +281,8 @@ run("hang", hang, 60)
         assert (await node.evidence.collect(CASE)).outcome == "killed"
 
     asyncio.run(scene())
-    step = (tmp_path / "pid").read_text(encoding="ascii").split()[0]
-    end = time.monotonic() + 60
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        while (Path("/proc") / step / "stat").read_text(encoding="ascii").rpartition(")")[
-            2
-        ].split()[0] not in "ZX":
-            assert time.monotonic() < end
-            time.sleep(0.02)
+    step = int((tmp_path / "pid").read_text(encoding="ascii").split()[0])
+    until(lambda: not runs(step))
 
 
 async def test_a_loop_goes_on_while_a_collection_hangs(tmp_path: Path) -> None:
@@ -394,9 +376,7 @@ async def test_a_disk_that_hangs_is_unknown_and_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While bundles cannot be listed the loop goes on, and their number is absent, not 0."""
-    hanging = tmp_path / "hanging"
-    hanging.write_text("#!/bin/sh\nexec sleep 5\n", encoding="ascii")
-    hanging.chmod(0o755)
+    hanging = shell_script(tmp_path / "hanging", "exec sleep 5")
     (tmp_path / "evidence").mkdir()
     monkeypatch.setattr(sys, "executable", str(hanging))
     node = Node(tmp_path)
@@ -423,6 +403,6 @@ def test_to_stop_ends_a_collection(tmp_path: Path) -> None:
         await node.evidence.close()
         assert watch.seconds() < 3
 
-    before = own_children()
+    before = children(os.getpid())  # of what another test imported
     asyncio.run(scene())
-    assert own_children() <= before
+    assert {*children(os.getpid())} <= {*before}

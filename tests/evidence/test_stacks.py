@@ -21,6 +21,7 @@ from dshealthd.evidence import process as process_evidence
 from dshealthd.evidence import stacks
 from dshealthd.linux.forked import Ended
 from dshealthd.linux.privileges import CAP_SYS_PTRACE
+from tests.command_line import shell_script
 from tests.evidence.set_user_id import MIXED_RIGHTS, set_user_id_program
 from tests.evidence.steps import take
 
@@ -133,10 +134,7 @@ def test_the_one_who_looks_has_the_rank_s_rights(tmp_path: Path) -> None:
         ("CapEff", f"{1 << CAP_SYS_PTRACE:016x}"),
         ("NoNewPrivs", "1"),
     ):
-        spy.write_text(
-            f"#!/bin/sh\ngrep ^{name}: /proc/self/status >&2\nexit 1\n", encoding="utf-8"
-        )
-        spy.chmod(0o755)
+        shell_script(spy, f"grep ^{name}: /proc/self/status >&2\nexit 1")
         with rank(tmp_path, user=RANK_USER) as pid:
             step, _ = spied(pid, str(spy))
         assert step.problem == f"py-spy: {name}:\t{value}"
@@ -146,9 +144,7 @@ def test_the_one_who_looks_has_the_rank_s_rights(tmp_path: Path) -> None:
 def test_a_process_with_root_s_rights_is_not_looked_at(public_path: Path) -> None:
     """A rank that executes a set-user-id program is refused before py-spy runs."""
     ran = public_path / "ran"
-    spy = public_path / "py-spy"
-    spy.write_text(f"#!/bin/sh\nid -u >>{ran}\nexit 1\n", encoding="utf-8")
-    spy.chmod(0o755)
+    spy = shell_script(public_path / "py-spy", f"id -u >>{ran}\nexit 1")
     with set_user_id_program(public_path, RANK_USER) as pid:
         step, files = spied(pid, str(spy))
     assert step.problem == f"[Errno 1] {MIXED_RIGHTS}"
@@ -206,13 +202,13 @@ def test_what_py_spy_never_prints_is_an_error(output: bytes) -> None:
 @pytest.mark.parametrize(("failures", "problem"), [(2, ""), (3, "py-spy: half a frame")])
 def test_py_spy_is_tried_again(tmp_path: Path, failures: int, problem: str) -> None:
     """A process that is read in the middle of a change is read another two times."""
-    program, tried = tmp_path / "py-spy", tmp_path / "tried"
+    tried = tmp_path / "tried"
     frames = '[{"os_thread_id": 1, "frames": [{"name": "f", "filename": "train.py"}]}]'
-    program.write_text(
-        f"#!/bin/sh\necho >>{tried}\n[ $(wc -l <{tried}) -gt {failures} ] && exec echo '{frames}'\n"
-        "echo half a frame >&2\nexit 1\n"
+    program = shell_script(
+        tmp_path / "py-spy",
+        f"echo >>{tried}\n[ $(wc -l <{tried}) -gt {failures} ] && exec echo '{frames}'\n"
+        "echo half a frame >&2\nexit 1",
     )
-    program.chmod(0o755)
     with rank(tmp_path) as pid:
         step, _ = spied(pid, str(program))
     assert (step.problem, step.value is None) == (problem, bool(problem))
@@ -229,9 +225,7 @@ def test_the_main_thread_is_the_one_told_of(
         {"os_thread_id": number, "thread_name": name, "frames": [{"name": name, "filename": "f"}]}
         for number, name in zip(numbers, ("loader", "MainThread"), strict=True)
     ]
-    program = tmp_path / "py-spy"
-    program.write_text(f"#!/bin/sh\necho '{json.dumps(threads)}'\n")
-    program.chmod(0o755)
+    program = shell_script(tmp_path / "py-spy", f"echo '{json.dumps(threads)}'")
     with rank(tmp_path) as pid:
         step, _ = spied(pid, str(program))
     assert step.value["at"] == "f:0 MainThread"
@@ -251,9 +245,7 @@ def test_so_many_threads_are_shown(tmp_path: Path, others: int, shown: int) -> N
 )
 def test_what_py_spy_prints_is_bounded(tmp_path: Path, size: int, problem: str) -> None:
     """Eight MiB hold the stacks of thousands of threads."""
-    program = tmp_path / "py-spy"
-    program.write_text(f"#!/bin/sh\nhead -c {size} /dev/zero\n")
-    program.chmod(0o755)
+    program = shell_script(tmp_path / "py-spy", f"head -c {size} /dev/zero")
     descriptor = os.open(program, os.O_RDONLY)
     output, said = stacks._run(descriptor, 1)
     os.close(descriptor)

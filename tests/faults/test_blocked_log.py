@@ -18,6 +18,7 @@ import pytest
 from dshealthd.agent.logs import LineWriter
 from dshealthd.core import child
 from tests.agents import RunningAgent
+from tests.waiting import until
 
 
 def test_what_a_full_pipe_does_not_take_is_dropped_and_counted() -> None:
@@ -121,13 +122,7 @@ def test_an_agent_that_nobody_reads_serves_and_stops(tmp_path: Path) -> None:
     log.touch()
     try:
         agent = RunningAgent(process, port, log, address)
-        end = time.monotonic() + 60.0
-        while True:
-            assert time.monotonic() < end
-            with contextlib.suppress(ConnectionError):
-                agent.scrape()
-                break
-            time.sleep(0.05)
+        until(agent.scrape, errors=(ConnectionError,))
         agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", collector="network"))
         for _ in range(20):
             process.send_signal(signal.SIGHUP)  # which is logged

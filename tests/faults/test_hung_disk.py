@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -33,19 +30,8 @@ def wait_for_port(agent: RunningAgent) -> None:
     A connection of another test may have it for a moment; a child that hangs would have it for
     good.
     """
-    end = time.monotonic() + 60.0
-    while True:
-        with contextlib.suppress(OSError):
-            return socket.create_server((agent.address, agent.port)).close()
-        assert time.monotonic() < end, f"port {agent.port} is still taken"
-        time.sleep(0.2)
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[frozen.Mount]:
-    """Mount a file system that can be frozen."""
-    with frozen.mounted(tmp_path) as found:
-        yield found
+    place = (agent.address, agent.port)
+    until(lambda: socket.create_server(place), lambda: place, errors=(OSError,)).close()
 
 
 def test_a_failed_write_is_known_until_one_succeeds() -> None:

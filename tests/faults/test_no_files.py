@@ -7,13 +7,13 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.agents import RunningAgent, Scrape, running
+from tests.waiting import until
 
 CONFIG = """
 [collectors.memory]
@@ -56,13 +56,10 @@ def injected(agent: RunningAgent, seen: Path, calls: str, *limits: str) -> Itera
     command += ["-p", str(agent.pid)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
         try:
-            end = time.monotonic() + 60
-            while not traced(agent.pid):
-                if tracer.poll() is not None:
-                    assert tracer.stderr is not None
-                    pytest.skip(f"tracing is not permitted here: {tracer.stderr.read().strip()}")
-                assert time.monotonic() < end
-                time.sleep(0.02)
+            until(lambda: traced(agent.pid) or tracer.poll() is not None)
+            if tracer.poll() is not None:
+                assert tracer.stderr is not None
+                pytest.skip(f"tracing is not permitted here: {tracer.stderr.read().strip()}")
             yield
         finally:
             tracer.terminate()

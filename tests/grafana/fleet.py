@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import functools
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,7 +18,7 @@ from tests.agents import Scrape
 from tests.grafana import jobs
 from tests.grafana.documents import FILES
 from tests.grafana.jobs import Series
-from tests.grafana.server import Answer
+from tests.grafana.server import Answer, write_blocks
 
 OFFSETS = (-720, -420, -60, -5)
 """When there are samples, in seconds from the moment at which they are made.
@@ -143,24 +141,8 @@ class Fleet:
 
     def write(self, directory: Path) -> None:
         """Write the data folder of a Prometheus."""
-        text = directory / "fleet.txt"
-        with text.open("w", encoding="utf-8") as file:
-            for node in range(1, self.nodes + 1):
-                file.writelines(self._lines(node))
-            file.write("# EOF\n")
-        promtool = shutil.which("promtool")
-        assert promtool
-        command = [
-            promtool,
-            "tsdb",
-            "create-blocks-from",
-            "openmetrics",
-            str(text),
-            str(directory / "data"),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=700, check=False)
-        assert done.returncode == 0, done.stderr
-        text.unlink()
+        nodes = range(1, self.nodes + 1)
+        write_blocks((line for node in nodes for line in self._lines(node)), directory)
 
     def _lines(self, node: int) -> Iterator[str]:
         """Yield the samples of one node."""

@@ -70,18 +70,9 @@ def test_thresholds_and_runbooks_are_the_users(tmp_path: Path) -> None:
     )
     assert changed != text
     (tmp_path / "thresholds.yml").write_text(changed, encoding="utf-8")
-    assert (
-        main(
-            [
-                str(tmp_path / "new"),
-                "--thresholds",
-                str(tmp_path / "thresholds.yml"),
-                "--runbooks",
-                "https://wiki.example/runbooks/",
-            ]
-        )
-        == 0
-    )
+    flags = ["--thresholds", str(tmp_path / "thresholds.yml")]
+    flags += ["--runbooks", "https://wiki.example/runbooks/"]
+    assert main([str(tmp_path / "new"), *flags]) == 0
     node = (tmp_path / "new" / "dshealthd-node.json").read_text(encoding="utf-8")
     assert '"value": 0.715' in node
     assert "https://wiki.example/runbooks/${__data.fields.symptom}.md" in node

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from tests.grafana.documents import queries, substituted, variables
-from tests.symptoms.promtool import promtool
+from tests.symptoms.promtool import asking, promtool
 
 TARGET = 'cluster="a",exporter="dshealthd",instance="a:1",node="a"'
 OTHER = 'cluster="b",exporter="dshealthd",instance="b:1",node="b"'
@@ -27,18 +26,8 @@ def play(
 ) -> None:
     """Require that a query of a panel returns these series, of samples a minute apart."""
     asked = {query[:3]: query.expr for query in queries()}[f"dshealthd-{panel[0]}", panel[1], ref]
-    wanted = [{"labels": labels, "value": value} for labels, value in expected.items()]
-    case: dict[str, Any] = {
-        "interval": "1m",
-        "input_series": [{"series": name, "values": text} for name, text in series.items()],
-        "promql_expr_test": [
-            {
-                "expr": substituted(asked, variables(__range="20m", **chosen)),
-                "eval_time": at,
-                "exp_samples": wanted,
-            }
-        ],
-    }
+    rows = [{"series": name, "values": text} for name, text in series.items()]
+    case = asking(substituted(asked, variables(__range="20m", **chosen)), at, rows, expected)
     file = directory / "test.yml"
     file.write_text(yaml.safe_dump({"tests": [case]}), encoding="utf-8")
     promtool("test", "rules", file)

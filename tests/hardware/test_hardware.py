@@ -15,6 +15,7 @@ from dshealthd import __version__
 from dshealthd.config import registry
 from dshealthd.core.options import settable
 from dshealthd.doctor import node as doctor
+from tests.command_line import shell_script
 from tests.hardware.checks import TORCH
 from tests.hardware.collectives import judge
 from tests.hardware.item import State, ran
@@ -35,7 +36,7 @@ class Node:
     def __init__(self, directory: Path, gpus: int) -> None:
         """Write its configuration, `/sys`, `/dev`, `/proc` and programs."""
         self.directory, self.programs = directory, directory / "bin"
-        for name in ("sys/bus/pci/devices", "dev", "proc/1", "bin"):
+        for name in ("sys/bus/pci/devices", "dev", "proc/1"):
             (directory / name).mkdir(parents=True)
         self.simulator = Simulator(directory / "simulator", gpus=gpus or 1)
         self.environment = os.environ | self.simulator.environment()
@@ -68,9 +69,7 @@ class Node:
 
     def program(self, name: str, script: str) -> None:
         """Put a program in the PATH before this machine's own."""
-        path = self.programs / name
-        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-        path.chmod(0o755)
+        shell_script(self.programs / name, script)
 
     def smi(self, gpus: int) -> None:
         """Have nvidia-smi list so many GPUs."""

@@ -93,9 +93,11 @@ def answering_as(directory: Path, text: str, uid: int) -> Iterator[Impostor]:
 
 
 @contextlib.contextmanager
-def serving(talk: Callable[[socket.socket, bytes], object]) -> Iterator[int]:
+def serving(
+    talk: Callable[[socket.socket, bytes], object], address: str = "127.0.0.1"
+) -> Iterator[int]:
     """Answer each connection in a thread of this process with `talk`, which gets its request."""
-    server = socket.create_server(("127.0.0.1", 0), backlog=100)
+    server = socket.create_server((address, 0), backlog=100)
     threads: list[threading.Thread] = []
 
     def one(connection: socket.socket) -> None:

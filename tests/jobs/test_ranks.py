@@ -14,9 +14,9 @@ from dshealthd.jobs.environment import job_name, launch, launched_by
 from dshealthd.jobs.heartbeats.identity import Identity, identify
 from dshealthd.jobs.processes import ProcessTable, TrainingProcess
 from dshealthd.jobs.ranks import Ranks, Run
-from tests.environments import wait_for_environment
 from tests.jobs.machines import training_process
 from tests.netns import network_namespace
+from tests.processes import wait_for_environment
 
 BASE = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
 

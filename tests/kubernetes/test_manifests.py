@@ -26,6 +26,7 @@ from dshealthd.jobs.launches import OUTPUT
 from dshealthd.probe.options import ProbeOptions
 from generate import files as generated
 from tests import yaml_files
+from tests.symptoms.promtool import promtool
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
@@ -381,8 +382,7 @@ def test_rules_are_ours(tmp_path: Path) -> None:
         assert made == source
         (tmp_path / name).write_text(yaml.safe_dump(made), encoding="utf-8")
     if shutil.which("promtool"):
-        files = [str(tmp_path / name) for name in rules.FILES]
-        subprocess.run(["promtool", "check", "rules", *files], check=True, capture_output=True)
+        promtool("check", "rules", *(tmp_path / name for name in rules.FILES))
 
 
 def test_dashboards_are_ours() -> None:

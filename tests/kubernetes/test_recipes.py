@@ -16,6 +16,7 @@ import yaml
 
 from tests.http.impostors import nobody
 from tests.kubernetes.test_node_problem_detector import answering
+from tests.symptoms.promtool import asking, promtool
 
 KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes"
 README = (KUBERNETES / "README.md").read_text(encoding="utf-8")
@@ -70,35 +71,14 @@ def test_which_pod_has_the_gpu(tmp_path: Path) -> None:
     (query,) = re.findall(r"```\n(max by .*?)```", README, re.DOTALL)
     info = 'dshealthd_gpu_info{{instance="a:1", node="a", gpu="{0}", uuid="GPU-{0}"}}'
     taken = 'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-0", gpu="0", namespace="ml", pod="bert", container="c"}'
-    test = {
-        "evaluation_interval": "1m",
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": [
-                    *({"series": info.format(gpu), "values": "1x3"} for gpu in "01"),
-                    {"series": taken, "values": "41x3"},
-                    {"series": 'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-1", gpu="1"}', "values": "40x3"},
-                ],
-                "promql_expr_test": [
-                    {
-                        "expr": query,
-                        "eval_time": "2m",
-                        "exp_samples": [
-                            {
-                                "labels": '{node="a", gpu="0", uuid="GPU-0", namespace="ml", '
-                                'pod="bert", container="c"}',
-                                "value": 1,
-                            }
-                        ],
-                    }
-                ],
-            }
-        ],
+    series = {
+        **{info.format(gpu): "1x3" for gpu in "01"},
+        taken: "41x3",
+        'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-1", gpu="1"}': "40x3",
     }
+    rows = [{"series": name, "values": values} for name, values in series.items()]
+    found = '{node="a", gpu="0", uuid="GPU-0", namespace="ml", pod="bert", container="c"}'
+    test = {"evaluation_interval": "1m", "tests": [asking(query, "2m", rows, {found: 1})]}
     file = tmp_path / "test.yml"
     file.write_text(yaml.safe_dump(test), encoding="utf-8")
-    done = subprocess.run(
-        ["promtool", "test", "rules", str(file)], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    promtool("test", "rules", file)

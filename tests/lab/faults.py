@@ -15,7 +15,8 @@ from glob import glob
 
 from tests.lab.lab import Lab
 from tests.lab.node import INTERFACE, Node
-from tests.lab.station import NotPermitted, start_time
+from tests.lab.station import NotPermitted
+from tests.processes import start_time
 
 
 @contextlib.contextmanager
@@ -120,7 +121,7 @@ def reset(node: Node, port: int | None = None) -> Iterator[None]:
 def pause(pid: int) -> Iterator[None]:
     """Stop a process with SIGSTOP; SIGCONT afterwards, if it is still the same one."""
     started = start_time(pid)
-    if started is None:
+    if not started:
         raise ProcessLookupError(pid)
     os.kill(pid, signal.SIGSTOP)
     try:

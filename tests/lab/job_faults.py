@@ -17,11 +17,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.cgroups import remove
 from tests.lab import faults, jobs
 from tests.lab.catalogue import OWNER, PAGE, TICKET
 from tests.lab.jobs import Job
 from tests.lab.node import Node
 from tests.lab.receiver import Alert
+from tests.processes import children
+from tests.waiting import until
 
 CGROUPS = Path("/sys/fs/cgroup/memory")
 ROOM = 64 << 20
@@ -97,10 +100,7 @@ def out_of_memory(job: Job, rank: int) -> Iterator[None]:
         with job.mishap("memory-leaks", rank):
             yield
     finally:
-        end = time.monotonic() + 60
-        while (group / "cgroup.procs").read_text(encoding="ascii") and time.monotonic() < end:
-            time.sleep(0.1)
-        group.rmdir()
+        remove(group)
 
 
 @contextlib.contextmanager
@@ -122,12 +122,12 @@ def orphan(directory: Path, nodes: Sequence[Node], port: int) -> Iterator[Job]:
             stderr=subprocess.STDOUT,
             env=jobs.environment(directory),
         )
-    end = time.monotonic() + 60.0
-    while f":{port}" not in node.station.tool("ss", "-tlnH"):
-        assert time.monotonic() < end, (directory / "std-rank-0.log").read_text(encoding="utf-8")
-        time.sleep(0.2)
+    until(
+        lambda: f":{port}" in node.station.tool("ss", "-tlnH"),
+        (directory / "std-rank-0.log").read_text,
+    )
     time.sleep(3.0)  # an agent sees it with its launcher
-    (pid,) = jobs.children(launcher.pid)
+    (pid,) = children(launcher.pid)
     with node.lab.injected(f"port {port} held by an orphan on {node.name}"):
         launcher.kill()
         launcher.wait()

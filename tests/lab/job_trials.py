@@ -142,8 +142,7 @@ class Case:
     """When all of it was over."""
     names: frozenset[str] = frozenset()
     """What the agents call the job, on each of its nodes."""
-    told: list[tuple[float, Alert]] = field(default_factory=list)
-    """When, by the monotonic clock, and what."""
+    told: list[Alert] = field(default_factory=list)
 
 
 @dataclass
@@ -171,31 +170,26 @@ def run(lab: Paging, directory: Path, trials: Sequence[Sequence[Trial]]) -> Stor
         for future in [pool.submit(play, number) for number in range(len(trials))]:
             future.result()
     others = []
-    for notification in lab.receiver.notifications:
-        if notification.receiver == "watchdog":
-            continue
-        for alert in notification.alerts:
-            when = notification.received
-            owners = [
-                name
-                for name, case in cases.items()
-                if case.begin <= when <= case.end and FAULTS[name].names(alert, case.nodes)
-            ]
-            if owners:
-                cases[owners[0]].told.append((when, alert))
-            elif not _follows(alert, when, cases):
-                others.append(f"{when - min(case.begin for case in cases.values()):.0f} s: {alert}")
-    left = [
-        str(alert)
-        for alert in lab.receiver.firing()
-        if not _follows(alert, time.monotonic(), cases)
-    ]
+    for alert in lab.receiver.told():
+        when = alert.received
+        owners = [
+            case
+            for name, case in cases.items()
+            if case.begin <= when <= case.end and FAULTS[name].names(alert, case.nodes)
+        ]
+        if owners:
+            owners[0].told.append(alert)
+        elif not _follows(alert, cases):
+            others.append(f"{when - min(case.begin for case in cases.values()):.0f} s: {alert}")
+    left = [str(alert) for alert in lab.receiver.firing() if not _follows(alert, cases)]
     return Story(cases, others, left)
 
 
-def _follows(alert: Alert, when: float, cases: Mapping[str, Case]) -> bool:
-    """Tell whether an alert that came then follows from a fault that had come before."""
-    return any(case.begin <= when and FAULTS[name].follows(alert) for name, case in cases.items())
+def _follows(alert: Alert, cases: Mapping[str, Case]) -> bool:
+    """Tell whether an alert follows from a fault that had come before."""
+    return any(
+        case.begin <= alert.received and FAULTS[name].follows(alert) for name, case in cases.items()
+    )
 
 
 def _play(

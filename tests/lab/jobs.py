@@ -18,7 +18,8 @@ from pathlib import Path
 from dshealthd.jobs.environment import job_name, parse_environ
 from tests.lab.mishaps import DIRECTORY
 from tests.lab.node import Node
-from tests.lab.station import start_time
+from tests.processes import children, start_time
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -58,15 +59,14 @@ class Job:
 
         AssertionError with the logs if the job ends before, or is too slow.
         """
-        end = time.monotonic() + seconds
-        while (
-            len(steps := self.steps()) < RANKS * len(self.nodes)
-            or min(map(len, steps.values())) < step
-        ):
+
+        def reached() -> bool:
             running = all(launcher.poll() in {None, 0} for launcher in self.launchers)
             assert running, self.text()[-5000:]
-            assert time.monotonic() < end, self.text()[-5000:]
-            time.sleep(0.2)
+            steps = [len(made) for made in self.steps().values()]
+            return len(steps) == RANKS * len(self.nodes) and min(steps) >= step
+
+        until(reached, lambda: self.text()[-5000:], seconds)
 
     def pids(self) -> dict[int, int]:
         """Return the pids of the ranks' own processes as this machine counts them, by RANK."""
@@ -116,17 +116,8 @@ class Job:
             launcher.kill()
             launcher.wait()
         for pid, started in ranks.items():  # each is a session of its own
-            if started is not None and start_time(pid) == started:
+            if started and start_time(pid) == started:
                 os.kill(pid, signal.SIGKILL)
-
-
-def children(pid: int) -> list[int]:
-    """Return the pids of the children of a process; none if it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    return list(map(int, text.split()))
 
 
 def variables(pid: int) -> dict[str, str]:

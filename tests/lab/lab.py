@@ -16,6 +16,7 @@ from tests.agents import Scrape
 from tests.lab.node import INTERFACE, Node, profile
 from tests.lab.shaper import Shaper
 from tests.lab.station import Loopback, Namespaces, NotPermitted, Station
+from tests.waiting import until
 
 T = TypeVar("T")
 
@@ -126,16 +127,19 @@ class Lab:
 
         Nodes that do not answer are left out of them.
         """
-        finish = time.monotonic() + seconds
-        pause = 0.1  # grows: scrapes take CPU time, which the agents and others wait for
-        while not predicate(found := self.scrapes()):
-            if time.monotonic() > finish:
-                logs = [f"{node.name}: {line}" for node in self.nodes for line in node.log_tail()]
-                answer = f"{len(found)} of {len(self.nodes)} nodes answer"
-                raise AssertionError("\n".join([f"not within {seconds:g} s; {answer}", *logs]))
-            time.sleep(pause)
-            pause = min(1.5 * pause, 0.5)
+        found: dict[str, Scrape] = {}
+
+        def right() -> object:
+            nonlocal found
+            return predicate(found := self.scrapes())
+
+        until(right, lambda: self.told(found), seconds)
         return found
+
+    def told(self, found: Mapping[str, Scrape]) -> str:
+        """Return what is said of nodes that do not tell what is waited for."""
+        logs = [f"{node.name}: {line}" for node in self.nodes for line in node.log_tail()]
+        return "\n".join([f"{len(found)} of {len(self.nodes)} nodes answer", *logs])
 
     @contextlib.contextmanager
     def injected(self, what: str) -> Iterator[None]:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +23,7 @@ from tests.lab.lab import Lab
 from tests.lab.node import Node, merged, toml
 from tests.lab.receiver import Notification, Receiver
 from tests.lab.servers import Server, alertmanager, prometheus, routes
+from tests.waiting import until
 
 NOT_THE_NODES_OWN = {"clock", "pressure", "software"}
 """Collectors of what all nodes share with the machine that the lab runs on.
@@ -190,12 +192,11 @@ class Paging:
             "thresholds known": 'count({__name__=~"dshealthd:threshold:.+"})',
         }
         for what, expression in steps.items():
-            while not self.prometheus.query(expression):
-                assert time.monotonic() < end, (
-                    f"not within {seconds:g} s: "
-                    f"{what}\n{self.prometheus.log.read_text(encoding='utf-8')}"
-                )
-                time.sleep(0.2)
+            until(
+                partial(self.prometheus.query, expression),
+                self.prometheus.log.read_text,
+                end - time.monotonic(),
+            )
             self._progress(what)
         assert self.receiver.wait(
             lambda: self.receiver.firing("watchdog"), end - time.monotonic()

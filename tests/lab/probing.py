@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from dshealthd.probe.members.schedule import Timetable, epoch_at, root_order
 from tests.agents import Scrape
+from tests.command_line import shell_script
 from tests.lab import Lab
 from tests.lab.node import Node, toml
 
@@ -110,16 +111,11 @@ def interpreter(node: Node) -> Path:
     """Return a node's own Python, which runs the worker honestly as long as nothing stands in the
     node's file `sabotage`.
     """
-    file = node.directory / "bin" / "python"
-    file.parent.mkdir(exist_ok=True)
     options = "-I -B -W ignore"
-    file.write_text(
-        f"#!/bin/sh\nshift {len(options.split()) + 1}\nexec {sys.executable} {options} "
-        f'{_SABOTAGE} "$@"\n',
-        encoding="ascii",
+    return shell_script(
+        node.directory / "bin" / "python",
+        f'shift {len(options.split()) + 1}\nexec {sys.executable} {options} {_SABOTAGE} "$@"',
     )
-    file.chmod(0o700)
-    return file
 
 
 class Probing(Lab):
@@ -181,15 +177,11 @@ class Probing(Lab):
 
         What all nodes say is in the error.
         """
-        end = time.monotonic() + max(PATIENCE, epochs * self.period)
-        while True:
-            found = self.scrapes()
-            if condition(found):
-                return found
-            assert time.monotonic() < end, (
-                f"not within {epochs:g} epochs or {PATIENCE:g} s: {what}\n{self.told(found)}"
-            )
-            time.sleep(0.1)
+        try:
+            return self.wait(condition, max(PATIENCE, epochs * self.period))
+        except AssertionError as error:
+            error.add_note(what)
+            raise
 
     def told(self, scrapes: Mapping[str, Scrape] | None = None) -> str:
         """Return what the agents say of probes, and the ends of their logs."""

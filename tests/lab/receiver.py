@@ -35,6 +35,8 @@ class Alert:
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
     fingerprint: str
+    received: float
+    """By the monotonic clock."""
 
     def __str__(self) -> str:
         """Tell what it is about in one line."""
@@ -62,6 +64,7 @@ class Notification:
                 alert["labels"],
                 alert["annotations"],
                 alert["fingerprint"],
+                self.received,
             )
             for alert in self.document["alerts"]
         ]
@@ -77,7 +80,7 @@ class Receiver:
         self, station: Station, show: Callable[[Notification], None] = lambda _: None
     ) -> None:
         """`show` is called with every notification, in the receiver's thread."""
-        self.notifications: list[Notification] = []
+        self._notifications: list[Notification] = []
         self._changed = threading.Condition()
         self._show = show
         self._socket = listen(station)
@@ -106,33 +109,30 @@ class Receiver:
     def take(self, notification: Notification) -> None:
         """Remember a notification and tell those who wait."""
         with self._changed:
-            self.notifications.append(notification)
+            self._notifications.append(notification)
             self._changed.notify_all()
         self._show(notification)
+
+    def sent(self, *receivers: str) -> list[Notification]:
+        """Return what came to these receivers, in its order."""
+        return [one for one in list(self._notifications) if one.receiver in receivers]
 
     def told(self, *receivers: str, since: float = 0.0) -> list[Alert]:
         """Return the alerts that came to these receivers, or to page, ticket and job-owner, in
         their order.
         """
-        wanted = receivers or ("page", "ticket", "job-owner")
-        with self._changed:
-            return [
-                alert
-                for notification in self.notifications
-                if notification.receiver in wanted and notification.received >= since
-                for alert in notification.alerts
-            ]
+        return [
+            alert
+            for notification in self.sent(*(receivers or ("page", "ticket", "job-owner")))
+            if notification.received >= since
+            for alert in notification.alerts
+        ]
 
     def longest_silence(self, begin: float) -> float:
         """Return the longest time without a Watchdog, in seconds, from a moment by the monotonic
         clock until now.
         """
-        with self._changed:
-            heard = [
-                note.received
-                for note in self.notifications
-                if note.receiver == "watchdog" and note.received > begin
-            ]
+        heard = [note.received for note in self.sent("watchdog") if note.received > begin]
         return max(
             later - earlier
             for earlier, later in itertools.pairwise([begin, *heard, time.monotonic()])
@@ -145,34 +145,27 @@ class Receiver:
 
     def wait(self, condition: Callable[[], object], seconds: float) -> bool:
         """Wait until a condition on what was received holds; False if it does not in time."""
-        end = time.monotonic() + seconds
         with self._changed:
-            while not condition():
-                if (
-                    not self._changed.wait(max(0.0, end - time.monotonic()))
-                    and time.monotonic() >= end
-                ):
-                    return bool(condition())
-        return True
+            return bool(self._changed.wait_for(condition, seconds))
 
 
-def judged(what: str, told: Sequence[tuple[float, Alert]], begin: float, over: float) -> Alert:
+def judged(what: str, told: Sequence[Alert], begin: float, over: float) -> Alert:
     """Return the first alert that told of a fault, which lasted from `begin` until `over`.
 
     AssertionError unless it is the only one, has a first step and a runbook, and ends after the
-    fault. `told` has when each came; all times are of the monotonic clock.
+    fault. All times are of the monotonic clock.
     """
-    firing = [(when, alert) for when, alert in told if alert.status == FIRING]
+    firing = [alert for alert in told if alert.status == FIRING]
     assert firing, f"{what}: nothing came"
-    first, alert = firing[0]
+    alert = firing[0]
     description = alert.annotations["description"]
-    print(f"{what}: {alert.receiver} after {first - begin:.1f} s: {description}")
-    assert len({alert.fingerprint for _, alert in firing}) == 1, [str(alert) for _, alert in firing]
+    print(f"{what}: {alert.receiver} after {alert.received - begin:.1f} s: {description}")
+    assert len({alert.fingerprint for alert in firing}) == 1, list(map(str, firing))
     assert "First step: " in description
     page, _, anchor = alert.annotations["runbook_url"].rpartition("#")
     assert re.fullmatch(rf"http://[^/:]+:\d+/runbooks/{alert.labels['symptom']}", page)
     assert anchor == alert.labels["alertname"].lower()
-    ends = [when for when, alert in told if alert.status == RESOLVED]
+    ends = [alert.received for alert in told if alert.status == RESOLVED]
     assert ends, f"{what} was never said to be over"
     assert ends[0] > over
     print(f"{what}: over after {ends[0] - over:.1f} s")

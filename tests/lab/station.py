@@ -196,19 +196,6 @@ class Loopback(Station):
             process.wait(_END_SECONDS)
 
 
-def start_time(pid: int) -> int | None:
-    """Return when a process started, in ticks since boot.
-
-    None when there is none, or only its remains.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
 def connect(station: Station, address: tuple[str, int], timeout: float = 60.0) -> socket.socket:
     """Return a TCP connection that starts on a machine; OSError as `connect(2)` has it."""
     made = station.inside(lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM))

@@ -6,22 +6,21 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.command_line import dshealthd
 from tests.lab import jobs
 from tests.lab.forward import forwarded
 from tests.lab.job_trials import LEARNS, LEARNT, deepspeed
 from tests.lab.node import Node
 from tests.lab.paging import Paging
 from tests.lab.receiver import FIRING, Alert
+from tests.waiting import until
 from tests.web.browser import CHROMIUM, Visit, chromium
 
 CULPRIT = 2
@@ -47,15 +46,6 @@ class Voices:
 def named(text: str) -> set[int]:
     """Return the ranks that a text speaks of."""
     return {int(rank) for rank in re.findall(r"\brank (\d+)\b", text, re.IGNORECASE)}
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Return what is there once it is; AssertionError when it does not come."""
-    end = time.monotonic() + SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < end, what
-        time.sleep(0.5)
-    return found
 
 
 def cause(node: Node) -> str:
@@ -91,22 +81,15 @@ def voices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Voices]:
                 (alert for alert in told if alert.labels["symptom"] == "training-hang"), None
             )
 
-        found = Voices(until(paged, lab.pending()))
+        found = Voices(until(paged, lab.pending, SECONDS))
         found.said["page to the phone"] = found.page.annotations["description"]
         second = job.node_of(CULPRIT)
-        found.said[f"evidence of {second.name}"] = until(lambda: cause(second), "no evidence")
+        found.said[f"evidence of {second.name}"] = until(lambda: cause(second), seconds=SECONDS)
         for node in nodes:
             found.status[node.name] = node.status()
             way = stack.enter_context(forwarded(node.station, node.agent.port))
             for command in ("status", "jobs"):
-                done = subprocess.run(
-                    [sys.executable, "-m", "dshealthd", command, way],
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                    timeout=60,
-                )
-                found.said[f"{command} {node.name}"] = done.stdout
+                found.said[f"{command} {node.name}"] = dshealthd(command, way).stdout
             if CHROMIUM is not None:
                 with chromium() as browser:
                     visit = Visit(browser, f"http://{way}/")

@@ -53,8 +53,7 @@ class Case:
     node: Node
     begin: float
     over: float = 0.0
-    told: list[tuple[float, Alert]] = field(default_factory=list)
-    """When, by the monotonic clock, and what."""
+    told: list[Alert] = field(default_factory=list)
 
 
 @dataclass
@@ -62,7 +61,7 @@ class Story:
     """What became of all."""
 
     cases: dict[str, Case]
-    others: list[tuple[float, Alert]]
+    others: list[Alert]
     """What came and was not expected of any fault."""
     left: list[Alert]
     """What still fired at the end."""
@@ -105,18 +104,11 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         for names in WAVES:
             wave(lab, names, cases)
         lab.receiver.wait(lambda: not lab.receiver.firing(), GOES)
-        others: list[tuple[float, Alert]] = []
-        for notification in lab.receiver.notifications:
-            if notification.receiver == "watchdog":
-                continue
-            for alert in notification.alerts:
-                owner = next(
-                    (name for name, case in cases.items() if FAULTS[name].names(alert, case.node)),
-                    None,
-                )
-                (others if owner is None else cases[owner].told).append(
-                    (notification.received, alert)
-                )
+        others: list[Alert] = []
+        for alert in lab.receiver.told():
+            owners = (case for name, case in cases.items() if FAULTS[name].names(alert, case.node))
+            owner = next(owners, None)
+            (others if owner is None else owner.told).append(alert)
         yield Story(cases, others, lab.receiver.firing(), healthy, lab.pending())
 
 
@@ -138,12 +130,12 @@ def test_page(name: str, story: Story) -> None:
     it.
     """
     case = story.cases[name]
-    assert case.told, f"{[str(alert) for _, alert in story.others]}\n{story.prometheus}"
+    assert case.told, f"{list(map(str, story.others))}\n{story.prometheus}"
     alert = judged(name, case.told, case.begin, case.over)
     assert case.node.name in alert.annotations["description"]
 
 
 def test_nothing_else_came(story: Story) -> None:
     """No other page and no ticket came for any of the faults, and none is left."""
-    assert [str(alert) for _, alert in story.others] == []
-    assert [str(alert) for alert in story.left] == [], story.prometheus
+    assert list(map(str, story.others)) == []
+    assert list(map(str, story.left)) == [], story.prometheus

@@ -14,6 +14,7 @@ from dshealthd.core.host import Host, read_bytes
 from dshealthd.linux import activity as activity_module
 from dshealthd.linux.activity import MAX_THREADS, ThreadState, activity, thread_of
 from dshealthd.linux.process import parse_stat
+from tests.cgroups import remove
 from tests.jobs.machines import Machine, stat_line
 from tests.waiting import until
 
@@ -68,13 +69,7 @@ def group_of(version: str) -> Iterator[Path]:
             pytest.skip(f"no {name} on this machine")
         yield group
     finally:
-
-        def removed() -> bool:
-            with contextlib.suppress(OSError):  # its process ends just now
-                group.rmdir()
-            return not group.exists()
-
-        until(removed)
+        remove(group)
 
 
 @pytest.mark.parametrize("version", FREEZERS)

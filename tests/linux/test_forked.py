@@ -9,17 +9,16 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from dshealthd.linux import forked
 from dshealthd.linux.forked import Emit, Ended, Missing, Pool
-from dshealthd.linux.process import parse_stat
 from tests import frozen
 from tests.evidence.steps import take
+from tests.processes import runs
 from tests.stopwatch import Stopwatch
 from tests.waiting import until
 
@@ -146,8 +145,7 @@ def test_what_hangs_is_killed_with_what_it_started() -> None:
     assert watch.seconds() < 5.5
     assert ended.hung
     assert ended.problem.startswith("no answer within 3 s")
-    stat = Path(f"/proc/{int(files['pid'])}/stat")
-    until(lambda: not stat.exists() or parse_stat(stat.read_bytes()).state in "ZX")
+    until(lambda: not runs(int(files["pid"])))  # nobody here may reap it
 
 
 def test_what_has_answered_and_is_slow_to_end_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,13 +210,6 @@ def test_more_than_run_at_once_wait_their_turn() -> None:
     spans = [one.value for one in ended]
     assert len(spans) == 6
     assert max(sum(begun <= at < end for begun, end in spans) for at, _ in spans) <= 2
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[frozen.Mount]:
-    """Mount a file system that can be frozen."""
-    with frozen.mounted(tmp_path) as found:
-        yield found
 
 
 def test_processes_that_cannot_be_killed_are_left_and_named(mount: frozen.Mount) -> None:

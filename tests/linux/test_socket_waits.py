@@ -15,6 +15,7 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.linux.socket_waits import TERMINAL, peers_awaited, ports_served
+from tests.processes import state
 from tests.waiting import until
 
 START = """
@@ -65,8 +66,7 @@ def waiting(program: str, address: str = "127.0.0.1") -> Iterator[tuple[int, int
             with connection:
                 assert process.stdout is not None
                 process.stdout.readline()
-                asleep = Path(f"/proc/{process.pid}/stat")
-                until(lambda: asleep.read_text().rpartition(")")[2].split()[0] == "S")
+                until(lambda: state(process.pid) == "S")
                 yield process.pid, port, connection
             process.kill()
 

@@ -64,7 +64,10 @@ def test_real_processes() -> None:
     codes = ("os.nice(19)\nwhile True: pass", "time.sleep(600)", *("while True: pass",) * 5)
     processes = [subprocess.Popen([sys.executable, "-I", "-S", "-c", pin + code]) for code in codes]
     try:
-        until(lambda: (found := run_queue(processes[0].pid)) and found.starved)
+        until(
+            lambda: (found := run_queue(processes[0].pid)) and found.starved,
+            lambda: run_queue(processes[0].pid),
+        )
         before = run_queue(processes[1].pid)
         time.sleep(1.5)
         after = run_queue(processes[1].pid)

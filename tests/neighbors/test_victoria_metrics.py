@@ -5,11 +5,8 @@ of docs/other-scrapers.md.
 from __future__ import annotations
 
 import contextlib
-import http.server
 import re
 import shlex
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +17,7 @@ import yaml
 
 from bench.processes import free_port
 from tests import yaml_files
+from tests.http.impostors import serving
 from tests.lab.receiver import Receiver
 from tests.lab.servers import (
     PROMETHEUS,
@@ -29,51 +27,36 @@ from tests.lab.servers import (
     routes,
     running_server,
 )
-from tests.lab.station import Loopback, listen
+from tests.lab.station import Loopback
+from tests.waiting import until
 
 pytestmark = pytest.mark.neighbors
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/other-scrapers.md"
 NODES = ("node-1", "node-2", "node-3", "node-4")
 METRICS = (
-    'dshealthd_build_info{version="1"} 1\n'
-    "dshealthd_members 4\n"
-    'dshealthd_probe_checksum{gpu="0",library="cublas"} 7\n'
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\n\r\n"
+    b'dshealthd_build_info{version="1"} 1\n'
+    b"dshealthd_members 4\n"
+    b'dshealthd_probe_checksum{gpu="0",library="cublas"} 7\n'
 )
 """What stands for an agent; a checksum, as each first one once was a change."""
 LIMIT = 240.0
 """Seconds that a page may take here: far more than the 45 to 60 that it takes."""
 
 
-class Agent:
-    """Answers scrapes until it is stopped."""
+class Agent(NamedTuple):
+    """Answers scrapes, until it is to refuse connections."""
 
-    def __init__(self, station: Loopback) -> None:
-        """Begin to answer."""
+    target: str
+    stop: Callable[[], None]
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.send_header("Content-Type", "text/plain; version=0.0.4")
-                self.end_headers()
-                self.wfile.write(METRICS.encode())
 
-            def log_message(self, *_: object) -> None:
-                """Be silent."""
-
-        with listen(station) as free:
-            address = free.getsockname()
-        self._server = http.server.ThreadingHTTPServer(address, Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-        self._thread.start()
-        self.target = f"{address[0]}:{address[1]}"
-
-    def stop(self) -> None:
-        """Refuse connections from now on."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-            self._server.server_close()
-            self._thread.join()
+def answering(address: str) -> Agent:
+    """Begin to answer."""
+    stack = contextlib.ExitStack()
+    port = stack.enter_context(serving(lambda client, _: client.sendall(METRICS), address))
+    return Agent(f"{address}:{port}", stack.close)
 
 
 class Fleet(NamedTuple):
@@ -102,7 +85,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Four agents that are scraped, and whose alerts arrive."""
     station = Loopback("victoria", "127.0.0.171", tmp_path_factory.mktemp("station"))
     folder = tmp_path_factory.mktemp("victoria")
-    agents = {name: Agent(station) for name in NODES}
+    agents = {name: answering(station.address) for name in NODES}
     config: dict[str, Any] = yaml_files.load(PROMETHEUS / "dshealthd.yml")
     ports = {name: free_port() for name in ("victoria-metrics", "vmalert", "vmagent")}
     for job in config["scrape_configs"]:
@@ -171,10 +154,7 @@ def waiting(fleet: Fleet) -> list[str]:
 
 def wait_for(said: str, condition: Callable[[], object]) -> None:
     """Wait until a condition holds."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < LIMIT, said
-        time.sleep(0.5)
+    until(condition, lambda: said, LIMIT)
 
 
 def firing(fleet: Fleet) -> Counter[str]:

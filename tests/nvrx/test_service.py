@@ -228,12 +228,7 @@ def test_place_taken(tmp_path: Path, what: str, capfd: pytest.CaptureFixture[str
         listener.listen()
     try:
         node.start()
-        end = time.monotonic() + 60
-        told = ""
-        while str(node.path) not in told:
-            assert time.monotonic() < end
-            time.sleep(0.05)
-            told += capfd.readouterr().err
+        until(lambda: str(node.path) in capfd.readouterr().err)
         assert node.value(UP) == 0
     finally:
         node.close()
@@ -312,9 +307,7 @@ def test_too_many_connections(node: Node) -> None:
     finally:
         for connection in held:
             connection.close()
-    end = time.monotonic() + 60
-    while not ((said := ask(node.path)).error is None and said.response.success):
-        assert time.monotonic() < end
+    until(lambda: (said := ask(node.path)).error is None and said.response.success)
     assert node.server() == pid
 
 

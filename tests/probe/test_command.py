@@ -20,22 +20,11 @@ from dshealthd.probe.cli import local, pairs, report
 from dshealthd.probe.cli.command import parse_steps
 from dshealthd.probe.observation import Outcome, RoundKind, Timing
 from dshealthd.probe.options import MembershipOptions
+from tests.command_line import dshealthd
 from tests.doctor.machine import Machine
 from tests.probe.peering import may_block
 from tests.probe.services import NAMES, Agent, agents
 from tests.waiting import eventually
-
-
-def dshealthd(*arguments: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    return subprocess.run(
-        [sys.executable, "-m", "dshealthd", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
 
 
 def test_local() -> None:

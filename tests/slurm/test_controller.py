@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from dshealthd.slurm import controller
 from dshealthd.slurm.controller import Controller, ControllerError, SlurmNodeState, parse_nodes
+from tests.command_line import shell_script
+from tests.processes import runs
 from tests.slurm.cluster import node
 from tests.stopwatch import Stopwatch
 from tests.waiting import until
@@ -27,9 +28,7 @@ LINES = (
 
 def tool(directory: Path, name: str, text: str) -> Controller:
     """Return a controller whose command of this name is a shell script."""
-    place = directory / name
-    place.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
-    place.chmod(0o755)
+    shell_script(directory / name, text)
     return Controller(bin_directory=directory, environment={})
 
 
@@ -97,15 +96,7 @@ def test_command_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         slurm.nodes()
     assert watch.seconds() < SHIPPED + 2
     pid = int((tmp_path / "pid").read_text())
-    until(lambda: not (os.path.exists(f"/proc/{pid}") and "Z" not in _state(pid)))
-
-
-def _state(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
-            return stat.read().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "Z"
+    until(lambda: not runs(pid))
 
 
 def test_command_that_fails(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dshealthd.config import registry
 from tests.agents import RunningAgent, Scrape
+from tests.processes import state
 from tests.soak.node import GPUS
 
 MAX_SCRAPE = 1.0
@@ -185,11 +186,3 @@ def memory_slope(moments: list[Quiet]) -> float:
         [moment.hours for moment in moments], [moment.memory for moment in moments]
     )
     return slope
-
-
-def state(pid: int) -> str:
-    """Return the letter of a process's state; empty if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""

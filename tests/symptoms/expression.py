@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import promql_parser
+from deploy import tier
 
 
 class Selector(NamedTuple):
@@ -22,17 +22,7 @@ def selectors(expression: str) -> Iterator[Selector]:
 
     Selectors such as `{__name__=~"…"}` are not found.
     """
-    found: list[promql_parser.VectorSelector] = []
-
-    def visit(node: promql_parser.Expr) -> None:
-        if isinstance(node, promql_parser.VectorSelector):
-            found.append(node)
-        elif isinstance(node, promql_parser.MatrixSelector):
-            found.append(node.vector_selector)
-
-    promql_parser.walk(promql_parser.parse(expression), visit)
-    for selector in found:
+    for selector in tier.selectors(expression):
         if selector.name:
-            matchers = selector.matchers.matchers
-            names = frozenset(matcher.name for matcher in matchers)
+            names = frozenset(matcher.name for matcher in selector.matchers.matchers)
             yield Selector(selector.name, names, selector.offset is not None)

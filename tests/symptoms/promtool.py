@@ -15,8 +15,9 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tests import yaml_files
@@ -64,6 +65,32 @@ def promtool(*arguments: str | Path) -> str:
     status, text = run(*arguments)
     assert status == 0, text[-40_000:]
     return text
+
+
+def asking(
+    expression: str,
+    at: str,
+    series: Iterable[Mapping[str, str]],
+    expected: Mapping[str, float] = MappingProxyType({}),
+    interval: str = "1m",
+) -> dict[str, Any]:
+    """Return a scene with rows of series, in which an expression is asked for once: its values are
+    expected by their labels.
+    """
+    samples = [{"labels": labels, "value": value} for labels, value in expected.items()]
+    return {
+        "interval": interval,
+        "input_series": list(series),
+        "promql_expr_test": [{"expr": expression, "eval_time": at, "exp_samples": samples}],
+    }
+
+
+def got(file: Path, limit: float = 280) -> str:
+    """Return what the one expression of a file gives, of which it expects nothing; empty if so."""
+    status, text = run("test", "rules", file, limit=limit)
+    found = re.search(r"got: *(.*)$", text, re.MULTILINE)
+    assert status == 0 or found, text[-40_000:]
+    return found[1] if found else ""
 
 
 @functools.cache

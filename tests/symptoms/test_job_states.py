@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.job_states import TOGETHER, WORLD, Part
-from tests.symptoms.promtool import promtool, pruned
+from tests.symptoms.promtool import asking, promtool, pruned
 
 AT = 600
 """Seconds after the start, when the rules are asked; heartbeats ended at the start."""
@@ -37,19 +37,13 @@ def test_the_rules_agree_with_the_fleet(tmp_path: Path) -> None:
         for node, part in zip("ab", parts, strict=True)
         for name, values in exported(str(number), node, part)
     ]
-    hung = [
-        {"labels": f'dshealthd:job:hang{{training_job="{number}"}}', "value": 1}
+    hung = {
+        f'dshealthd:job:hang{{training_job="{number}"}}': 1
         for number, (_, state) in enumerate(TOGETHER)
         if state == "hung"
-    ]
-    file = tmp_path / "states.yml"
-    scene = {
-        "interval": "15s",
-        "input_series": played,
-        "promql_expr_test": [
-            {"expr": "dshealthd:job:hang", "eval_time": f"{AT}s", "exp_samples": hung}
-        ],
     }
+    file = tmp_path / "states.yml"
+    scene = asking("dshealthd:job:hang", f"{AT}s", played, hung, interval="15s")
     document = {"evaluation_interval": "15s", "tests": [scene]}
     file.write_text(json.dumps(document), encoding="utf-8")
     rules = tmp_path / "pruned"

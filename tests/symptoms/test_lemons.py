@@ -15,7 +15,7 @@ import pytest
 from dshealthd.findings.past import DAY
 from dshealthd.findings.record import BUSY, INCIDENTS, NodeRecord
 from tests.findings.test_record import fault
-from tests.symptoms.promtool import ROOT, pruned, rule_groups, run
+from tests.symptoms.promtool import RULES, asking, got, pruned, rule_groups
 
 BEGIN = 1_800_000_000.0
 DAYS = 30
@@ -98,33 +98,20 @@ def named(
         'group by (cluster, node) (max_over_time(ALERTS{alertname="DshealthdLemonNode", '
         f'alertstate="firing"}}[{DAYS}d]))'
     )
-    places = ("thresholds.yml", "recording.yml", "alerts.yml")
     scene = {
-        "rule_files": [str(ROOT / "deploy/prometheus" / place) for place in places],
         "evaluation_interval": ROUND,
-        "tests": [
-            {
-                "interval": "1h",
-                "input_series": series,
-                "promql_expr_test": [
-                    {"expr": expression, "eval_time": f"{HOURS - 1}h", "exp_samples": []}
-                ],
-            }
-        ],
+        "tests": [asking(expression, f"{HOURS - 1}h", series, interval="1h")],
     }
     source = directory / "lemons.yml"
     source.write_text(json.dumps(scene), encoding="utf-8")
     (directory / "pruned").mkdir()
     copy = pruned(source, directory / "pruned")
-    for place in places:
-        file = directory / "pruned" / place
+    for rules in RULES:
+        file = directory / "pruned" / rules.name
         text = file.read_text("utf-8")
         every = re.sub(r'"interval": "\w+"', f'"interval": "{ROUND}"', text)
         file.write_text(every, encoding="utf-8")
-    _, said = run("test", "rules", copy)
-    got = re.search(r"got: (.*)$", said, re.MULTILINE)
-    assert got, said[-5000:]
-    return set(re.findall(r'cluster="(\w+)", node="(\w+)"', got[1])), thrice
+    return set(re.findall(r'cluster="(\w+)", node="(\w+)"', got(copy))), thrice
 
 
 @pytest.mark.timeout(600)

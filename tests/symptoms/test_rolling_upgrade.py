@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from tests.symptoms.fleet.series import Series, Value
-from tests.symptoms.promtool import run, whole
+from tests.symptoms.promtool import asking, got, whole
 
 NODES = 100
 PEERS = 5
@@ -68,23 +67,11 @@ def upgrade(at_a_time: int, *, announced: bool, nodes: int = NODES) -> Series:
 
 def woken(series: Series, directory: Path) -> int:
     """Play the series through the shipped rules and return how many pages somebody gets."""
-    scene = {
-        "interval": "1m",
-        "input_series": series.document(),
-        "promql_expr_test": [
-            {
-                "expr": WOKEN % series.minutes,
-                "eval_time": f"{series.minutes - 1}m",
-                "exp_samples": [{"labels": "{}", "value": -1}],
-            }
-        ],
-    }
+    scene = asking(WOKEN % series.minutes, f"{series.minutes - 1}m", series.document())
     file = directory / "upgrade.yml"
     file.write_text(json.dumps(whole(scene)), encoding="utf-8")
-    _, said = run("test", "rules", file, limit=850)
-    got = re.search(r"got:\s*(nil|\{\} ([\d.E+]+))", said)
-    assert got is not None, said[-3000:]
-    return int(float(got[2] or 0))
+    found = got(file, limit=850)
+    return int(float(found.removeprefix("{}") or 0))
 
 
 @pytest.mark.timeout(900)

@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import json
 import re
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tests.agents import RunningAgent, running
 from tests.lab import Lab
 from tests.training.test_trainings import CONFIG
 from tests.training.trainings import training
+from tests.waiting import until
 
 # Its import here would take seconds, and in each worker of the tests.
 if importlib.util.find_spec("torch") is None:
@@ -93,11 +94,8 @@ def test_ranks_on_two_nodes(
         ends = [trained.process.wait(400) for trained in started]
         text = "".join(trained.text() for trained in started)
         assert ends == [0, 0], text
-        limit = time.monotonic() + 120.0
-        while not all(found := [attempts(node.agent, run) for node in lab.nodes]):
-            assert time.monotonic() < limit, text
-            time.sleep(0.5)
-    cards = [one["card"] for ((one),) in found]
+        found = [until(partial(attempts, node.agent, run), lambda: text) for node in lab.nodes]
+    cards = [one["card"] for (one,) in found]
     assert [(card["ranks"], card["first_step"]) for card in cards] == [(1, 0)] * 2
     times: dict[str, float] = {}
     for card in cards:

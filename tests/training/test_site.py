@@ -22,6 +22,7 @@ from deploy.training import directory
 from dshealthd.collectors import nccl_inspector
 from dshealthd.jobs import environment
 from dshealthd.training import report
+from tests.command_line import shell_script
 from tests.training import foreign
 from tests.training.agents_end import LINGER, AgentsEnd
 from tests.training.foreign import Switch
@@ -539,9 +540,7 @@ def test_enroot_hook(
 ) -> None:
     """A container has the directory, and the archive behind the path that it would have had."""
     hook = installed(switch, tmp_path, "enroot-hook.sh")
-    mounts = tmp_path / "enroot-mount"
-    mounts.write_text('#!/bin/sh\necho "$@" >>"$0.log"\ncat >>"$0.log"\n')
-    mounts.chmod(0o755)
+    shell_script(tmp_path / "enroot-mount", 'echo "$@" >>"$0.log"\ncat >>"$0.log"')
     file = tmp_path / "environ"
     file.write_text(f"OTHER=1\n{before}")
     paths = {"PATH": f"{tmp_path}:{os.defpath}", "ENROOT_ENVIRON": str(file), "ENROOT_ROOTFS": "/r"}

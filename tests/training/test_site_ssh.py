@@ -8,17 +8,18 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench.processes import free_port
+from tests.command_line import shell_script
 from tests.doctor.job.sshd import sshd
 from tests.training import foreign
 from tests.training.agents_end import AgentsEnd
 from tests.training.foreign import Switch
+from tests.waiting import until
 
 PDSH = "pdsh"
 HOSTS = ("127.0.0.1", "127.0.0.2")
@@ -43,11 +44,8 @@ def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory with an `ssh` that reaches the test's own sshd, first in PATH."""
     folder = tmp_path_factory.mktemp("sshd")
     with sshd(folder) as client:
-        program = folder / "bin/ssh"
-        program.parent.mkdir()
-        program.write_text(f'#!/bin/sh\nPATH={os.environ["PATH"]} exec {client} "$@"\n')
-        program.chmod(0o755)
-        yield program.parent
+        script = f'PATH={os.environ["PATH"]} exec {client} "$@"'
+        yield shell_script(folder / "bin/ssh", script).parent
 
 
 def launch(
@@ -80,12 +78,13 @@ def launch(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    deadline = time.monotonic() + 240
+
+    def ended() -> bool:
+        end.release(folder / "ends")
+        return launcher.poll() is not None
+
     try:
-        while launcher.poll() is None:
-            assert time.monotonic() < deadline, (folder / "said").read_text()
-            end.release(folder / "ends")
-            time.sleep(0.1)
+        until(ended, (folder / "said").read_text)
     finally:
         if launcher.poll() is None:
             os.killpg(launcher.pid, signal.SIGKILL)
@@ -107,8 +106,7 @@ def test_who_declines(switch: Switch, agents_end: AgentsEnd, tmp_path: Path) -> 
     """The switch of a user who declines is not passed on: their variable is left behind."""
     (tmp_path / "hostfile").write_text(f"{HOSTS[0]} slots=1\n")
     for program in (PDSH, "ssh"):
-        (tmp_path / program).write_text('#!/bin/sh\necho "$@"\n')
-        (tmp_path / program).chmod(0o755)
+        shell_script(tmp_path / program, 'echo "$@"')
     said = launch(switch, tmp_path, tmp_path, agents_end, "rank.py", DSHEALTHD_HEARTBEAT="0")
     *_, paths = re.findall(r"export PYTHONPATH=([^;\s]+);", said)  # of the log, and of pdsh
     assert "/mine" in paths.split(":")

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from dshealthd.core.host import Host
 from dshealthd.jobs.environment import job_name, parse_environ
 from dshealthd.jobs.processes import boot_id
 from tests.lab import Node
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -73,11 +73,13 @@ class TrainingRun:
 
     def wait_for(self, step: int) -> None:
         """Wait until every rank has made so many steps."""
-        end = time.monotonic() + 240.0
-        while len(steps := self.steps()) < 2 or min(map(len, steps.values())) < step:
+
+        def reached() -> bool:
             assert self.process.poll() in {None, 0}, self.text()
-            assert time.monotonic() < end, self.text()
-            time.sleep(0.1)
+            steps = [len(made) for made in self.steps().values()]
+            return len(steps) == 2 and min(steps) >= step
+
+        until(reached, self.text)
 
 
 @contextlib.contextmanager

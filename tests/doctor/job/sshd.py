@@ -7,13 +7,14 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench.processes import free_port
+from tests.command_line import shell_script
+from tests.waiting import until
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 CONFIG = """
@@ -71,9 +72,7 @@ def sshd(directory: Path, port: int | None = None) -> Iterator[Path]:
     (directory / "ssh_config").write_text(
         CLIENT.format(port=port, directory=directory, without_key=WITHOUT_KEY)
     )
-    client = directory / "ssh"
-    client.write_text(f'#!/bin/sh\nexec ssh -F {directory}/ssh_config "$@"\n')
-    client.chmod(0o755)
+    client = shell_script(directory / "ssh", f'exec ssh -F {directory}/ssh_config "$@"')
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
             [SSHD, "-D", "-e", "-f", directory / "sshd_config"],
@@ -82,18 +81,10 @@ def sshd(directory: Path, port: int | None = None) -> Iterator[Path]:
             start_new_session=True,
         )
     try:
-        _wait(port, process, directory)
+        address = ("127.0.0.1", port)
+        log_so_far = (directory / "log").read_text
+        until(lambda: socket.create_connection(address, 5), log_so_far, 60, (OSError,)).close()
         yield client
     finally:
         process.terminate()
         process.wait(60)
-
-
-def _wait(port: int, process: subprocess.Popen[bytes], directory: Path) -> None:
-    end = time.monotonic() + 60
-    while True:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
-            return
-        assert process.poll() is None, (directory / "log").read_text()
-        assert time.monotonic() < end, (directory / "log").read_text()
-        time.sleep(0.05)

@@ -8,8 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from dshealthd.doctor.job.sources import deepspeed_config, inspection
 from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.source import Source
 from dshealthd.findings.finding import State
+from tests.command_line import shell_script
 from tests.doctor.job.asking import (
     CRITICAL,
     NAME,
@@ -37,7 +36,8 @@ from tests.doctor.job.asking import (
     with_config,
 )
 from tests.doctor.looks import apply
-from tests.lab.station import start_time
+from tests.processes import runs
+from tests.waiting import until
 
 # Its import here would take seconds, and in each worker of the tests.
 if importlib.util.find_spec("deepspeed") is None:
@@ -332,47 +332,40 @@ def test_interpreter_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """An interpreter that hangs at its import is killed with what it started, and named."""
     monkeypatch.setattr("dshealthd.doctor.job.sources.inspection.DEADLINE", 4.0)
     python, pids = tmp_path / "python", tmp_path / "pids"
-    python.write_text(f"#!/bin/sh\nsleep 600 &\necho $$ $! > {pids}\nwait\n")
-    python.chmod(0o755)
+    shell_script(python, f"sleep 600 &\necho $$ $! > {pids}\nwait")
     file = tmp_path / NAME
     file.write_text('{"train_batch_size": 8}')
     job = asked("--deepspeed-config", str(file), "--python", str(python))
     (result,) = results("config-keys", job)
     assert result.outcome is UNKNOWN
     assert "no answer within 4 s" in result.text
-    end = time.monotonic() + 60
-    while any(start_time(int(pid)) for pid in pids.read_text().split()):  # a kill takes a moment
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: not any(runs(int(pid)) for pid in pids.read_text().split()))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_interpreter_of_a_user() -> None:
+def test_interpreter_of_a_user(public_path: Path) -> None:
     """Root runs an interpreter that others can reach as its environment's owner, or as nobody, and
     as itself only where none but root gets to: it cannot know who may write what it imports.
     """
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        directory.chmod(0o755)  # pytest's own is closed to others
-        python = directory / "environment" / "bin" / "python"
-        python.parent.mkdir(parents=True)
-        python.write_text("#!/bin/sh\ncat > /dev/null\necho I am $(id -u) $(id -G) >&2\nexit 3\n")
-        python.chmod(0o755)
-        file = directory / NAME
-        file.write_text("{}")
-        arguments = ("--deepspeed-config", str(file), "--python", str(python))
-        why = asked(*arguments).why_not_inspected
-        assert "exited with status 3 without an answer: I am 65534 65534" in why
-        os.chown(python.parent.parent, 1001, 1001)
-        assert "I am 1001 " in asked(*arguments).why_not_inspected
-        os.chown(python.parent.parent, 0, 0)
-        directory.chmod(0o700)
-        assert "I am 0 0" in asked(*arguments).why_not_inspected
-        directory.chmod(0o755)
-        python.chmod(0o700)
-        why = asked(*arguments).why_not_inspected
-        assert "cannot be started as nobody: Permission denied" in why
-        assert "run the doctor as the user of the job" in why
+    python = shell_script(
+        public_path / "environment/bin/python",
+        "cat > /dev/null\necho I am $(id -u) $(id -G) >&2\nexit 3",
+    )
+    file = public_path / NAME
+    file.write_text("{}")
+    arguments = ("--deepspeed-config", str(file), "--python", str(python))
+    why = asked(*arguments).why_not_inspected
+    assert "exited with status 3 without an answer: I am 65534 65534" in why
+    os.chown(python.parent.parent, 1001, 1001)
+    assert "I am 1001 " in asked(*arguments).why_not_inspected
+    os.chown(python.parent.parent, 0, 0)
+    public_path.chmod(0o700)
+    assert "I am 0 0" in asked(*arguments).why_not_inspected
+    public_path.chmod(0o755)
+    python.chmod(0o700)
+    why = asked(*arguments).why_not_inspected
+    assert "cannot be started as nobody: Permission denied" in why
+    assert "run the doctor as the user of the job" in why
 
 
 def test_no_file_of_ours_shadows_a_module(tmp_path: Path) -> None:

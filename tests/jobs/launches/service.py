@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from dshealthd.linux.elf import functions
 from tests.waiting import until
@@ -26,14 +23,12 @@ def run(folder: Path, procfs: Path, *before: str) -> tuple[subprocess.Popen[byte
 
 def wait(output: Path, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """Return the first document for which a condition holds."""
-    end = time.monotonic() + 120
-    while time.monotonic() < end:
-        if output.exists():
-            document: dict[str, Any] = json.loads(output.read_bytes())
-            if condition(document):
-                return document
-        time.sleep(0.05)
-    pytest.fail("the service has not written what was waited for")
+
+    def right() -> dict[str, Any] | None:
+        document: dict[str, Any] = json.loads(output.read_bytes())
+        return document if condition(document) else None
+
+    return until(right, errors=(FileNotFoundError,))
 
 
 def text_of(pid: int, library: Path, names: set[str]) -> dict[str, tuple[bytes, bytes]]:

@@ -15,6 +15,7 @@ from tests.jobs.launches import libraries
 from tests.jobs.launches.machine import MARKS, Machine
 from tests.jobs.launches.service import run, text_of, wait
 from tests.nccl.job import Job
+from tests.processes import children
 
 pytestmark = [
     *MARKS,
@@ -38,9 +39,8 @@ class Container:
 
 def contained(job: Job) -> int:
     """Return the pid, on the host, of a job's only rank."""
-    pid = job.ranks[0].pid
-    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(child)
+    (child,) = children(job.ranks[0].pid)
+    return child
 
 
 @pytest.mark.parametrize("options", [(), ("--user", "--map-root-user")], ids=["root", "user"])

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from dshealthd.jobs.ras.protocol import MAY_BE_SENT, Stranger, Unanswered
 from dshealthd.jobs.ras.question import holder
 from tests.jobs.ras.server import BEHAVIORS, Communicator, Process, Rank, document
 from tests.stopwatch import Stopwatch
+from tests.waiting import until
 
 ATTEMPTS = 6
 OPENING, GREETING, OK = b"CLIENT PROTOCOL 2\n", b"SERVER PROTOCOL 2\n", b"OK\n"
@@ -318,9 +320,7 @@ def test_holder_of_a_connection(serve: Callable[..., Process]) -> None:
             assert time.monotonic() < end, "one was never picked"
             connection = socket.create_connection(("127.0.0.1", process.port))
             stack.enter_context(connection)
-            while (found := holder(connection, pids, Host())) is None:
-                assert time.monotonic() < end, "never accepted"
-                time.sleep(0.01)
+            found = until(partial(holder, connection, pids, Host()))
             assert holder(connection, pids - {found}, Host()) is None
             held.add(found)
         assert holder(connection, [2**22 + 1], Host()) is None

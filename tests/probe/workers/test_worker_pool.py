@@ -33,6 +33,7 @@ from dshealthd.probe.workers.job import DeviceSteps, RankResult, RankSpec, Worke
 from dshealthd.probe.workers.store import LocalStore
 from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests import frozen
+from tests.processes import children, runs
 from tests.stopwatch import Stopwatch
 from tests.waiting import eventually
 
@@ -167,25 +168,6 @@ def ignore(_rank: int, _stage: Stage) -> None:
 def outcomes(results: list[RankResult]) -> list[tuple[Outcome, str]]:
     """Return outcome and reason of each rank."""
     return [(result.outcome, result.reason) for result in results]
-
-
-def children(pid: int) -> list[int]:
-    """Return the children of a process."""
-    return [
-        int(child)
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-    ]
-
-
-def alive(pid: int) -> bool:
-    """Say whether a process runs; a zombie does not."""
-    try:
-        return (
-            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-            not in "ZX"
-        )
-    except FileNotFoundError:
-        return False
 
 
 def listeners(pids: list[int]) -> list[str]:
@@ -396,7 +378,7 @@ def test_a_rank_without_a_cpu_is_not_hung(scene: Scene) -> None:
             hog.wait()
     assert outcomes(results)[1] == (Outcome.INCONCLUSIVE, "starved"), results
     assert "too busy to tell: " in results[1].detail
-    scene.runner.run(eventually(lambda: not any(map(alive, children(scene.parent)))))
+    scene.runner.run(eventually(lambda: not any(map(runs, children(scene.parent)))))
     busy = (Outcome.INCONCLUSIVE, "busy")
     while busy in (again := outcomes(scene.play("", ""))):
         time.sleep(0.1)  # the pool notices a moment later that the worker has ended
@@ -565,7 +547,7 @@ def test_threads_at_import() -> None:
         assert len(os.listdir(f"/proc/{parent}/task")) == 2
         results = await worker_pool.run(job(""), LocalStore(), ignore)
         assert outcomes(results) == [(Outcome.OK, "")], results
-        await eventually(lambda: not alive(parent))
+        await eventually(lambda: not runs(parent))
         assert worker_pool.about == {}
 
     alone(play, idle_seconds=1.0, environment={"SABOTEUR": "threads"})
@@ -576,7 +558,7 @@ def test_whole_group_is_killed(scene: Scene, tmp_path: Path) -> None:
     note = tmp_path / "child"
     scene.play(f"stage:init:child:{note}", deadlines={**LONG, Stage.INIT: 3 * DEADLINE})
     pid = int(note.read_text(encoding="ascii"))
-    scene.runner.run(eventually(lambda: not alive(pid)))
+    scene.runner.run(eventually(lambda: not runs(pid)))
 
 
 def test_cancelled(scene: Scene) -> None:
@@ -604,7 +586,7 @@ def test_parent_dies(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         workers = children(parent)
         os.kill(parent, signal_number)
         results = await task
-        await eventually(lambda: not any(map(alive, workers)))
+        await eventually(lambda: not any(map(runs, workers)))
         return results
 
     assert outcomes(scene.runner.run(play(signal.SIGKILL))) == [(Outcome.FAILED, "parent")] * 2
@@ -643,7 +625,7 @@ def test_agent_dies(tmp_path: Path) -> None:
         processes = [pid, *children(pid)]
         assert len(processes) == 3
         agent.kill()
-    asyncio.run(eventually(lambda: not any(map(alive, processes))))
+    asyncio.run(eventually(lambda: not any(map(runs, processes))))
 
 
 def test_unkillable(scene: Scene, tmp_path: Path) -> None:

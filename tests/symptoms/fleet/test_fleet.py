@@ -14,7 +14,7 @@ from tests.findings.promtool_scenes import finding_series
 from tests.symptoms.fleet.faults import catalogue, inject
 from tests.symptoms.fleet.fleet import healthy
 from tests.symptoms.fleet.series import Series
-from tests.symptoms.promtool import run, whole
+from tests.symptoms.promtool import asking, got, whole
 
 Told = Counter[tuple[str, str, str, str]]
 """Alerts by severity, symptom, component, and CLUSTER/NODE."""
@@ -31,20 +31,11 @@ def replay(series: Series, directory: Path, limit: float) -> Told:
         "group by (alertname, severity, symptom, component, cluster, node) (max_over_time("
         f'ALERTS{{alertstate="firing", severity=~"critical|warning"}}[{series.minutes}m]))'
     )
-    scene = {
-        "interval": "1m",
-        "input_series": series.document(),
-        "promql_expr_test": [
-            {"expr": expression, "eval_time": f"{series.minutes - 1}m", "exp_samples": []}
-        ],
-    }
-    scene["input_series"] = [*scene["input_series"], *finding_series(scene)]
+    scene = asking(expression, f"{series.minutes - 1}m", series.document())
+    scene["input_series"] += finding_series(scene)
     file = directory / "fleet.yml"
     file.write_text(json.dumps(whole(scene)), encoding="utf-8")
-    status, said = run("test", "rules", file, limit=limit)
-    got = re.search(r"got: (.*)$", said, re.MULTILINE)
-    assert status == 0 or got, said[-5000:]
-    return Counter(_alerts(got[1])) if got and got[1] != "nil" else Counter()
+    return Counter(_alerts(got(file, limit)))
 
 
 def _alerts(text: str) -> Iterable[tuple[str, str, str, str]]:
