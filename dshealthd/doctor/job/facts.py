@@ -1,4 +1,4 @@
-"""What the rules of `rules` are read against: the fields of an object, and what a job starts."""
+"""What the rules of `rules` are read against: settings, and what a job starts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.job.rules import JobRule, broken
-from dshealthd.doctor.job.rules_of_kubernetes import OF_OBJECTS
 from dshealthd.doctor.job.rules_of_programs import OF_PROGRAMS, OF_SETTINGS
-from dshealthd.doctor.job.sources import schema
 from dshealthd.doctor.job.sources.expansion import PER_NODE
 from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.job.sources.slurm_options import seconds
@@ -26,17 +24,6 @@ _ALIKE = {"podman": "docker", "singularity": "apptainer"}
 """Programs that take the options of another."""
 _OPTIONS = re.compile(r"(?i)(args?|opts?|options|flags|params)\}?$|[@*]\]?\}?$")
 """Ends a variable that holds options, also behind one that may have a value."""
-_STEP = re.compile(r"\[([^\]]*)\]|([^.\[]+)")
-
-
-def refused(whole: ManifestFields) -> Iterator[tuple[str, str, str]]:
-    """Yield what is refused of an object: where it stands, why, and who says so."""
-    for node in schema.nodes(whole):
-        for text in schema.misfits(node):
-            yield node.path, text, schema.SOURCE
-        for rule in OF_OBJECTS:
-            if rule.subject == node.type and (text := broken(rule, fields(node.fields))):
-                yield node.path, text, rule.source
 
 
 def fields(given: ManifestFields) -> Values:
@@ -44,8 +31,8 @@ def fields(given: ManifestFields) -> Values:
 
     def values(key: str) -> Sequence[str]:
         found: list[Any] = [given.value]
-        for quoted, plain in _STEP.findall(key):
-            inside = (one.get(quoted or plain) for one in found if isinstance(one, dict))
+        for step in key.split("."):
+            inside = (one.get(step) for one in found if isinstance(one, dict))
             found = [one for some in inside for one in (some if isinstance(some, list) else [some])]
         return [_text(one) for one in found if one is not None]
 

@@ -23,7 +23,7 @@ from dshealthd.doctor.job.context import JobContext
 from dshealthd.doctor.job.sources import manifest
 from dshealthd.doctor.job.sources.launcher_command import SHORT, VALUED
 from dshealthd.doctor.job.sources.source import Source
-from tests.doctor.job import test_launcher, test_manifest, test_reach, test_rules, test_schema
+from tests.doctor.job import test_launcher, test_manifest, test_reach, test_rules
 from tests.doctor.job.asking import faults, job_of_script
 
 Files = dict[str, str]
@@ -410,14 +410,13 @@ def refused(documents: Documents, form: str) -> set[str]:
 
 def manifests() -> Iterator[str]:
     """Yield manifests of other tests: with one mistake each, and mended."""
-    yield from (test_manifest.jobset(test_manifest.POD), test_schema.JOB, test_manifest.KUBEFLOW)
+    yield from (test_manifest.jobset(test_manifest.POD), test_manifest.KUBEFLOW)
     yield from (test_manifest.mpijob(ranks) for ranks in (16, 17))
     yield from (test_manifest.TRAIN_JOB.format(processes=processes) for processes in (8, 9))
     for old, new, *_ in test_manifest.FAULTS:
         yield test_manifest.jobset(test_manifest.POD.replace(old, new))
     for text, old, new, _ in test_manifest.PODS:
         yield from (text, text.replace(old, new))
-    yield from (test_schema.JOB.replace(old, new) for old, new, _ in test_schema.FIELDS)
 
 
 MANIFESTS = [manifest.parse(text)["documents"] for text in manifests()]

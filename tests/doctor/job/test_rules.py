@@ -5,90 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import yaml
 
-from dshealthd.doctor.job.facts import fields
-from dshealthd.doctor.job.rules import JobRule, broken
-from dshealthd.doctor.job.rules_of_kubernetes import OF_OBJECTS
+from dshealthd.doctor.job.rules import JobRule
 from dshealthd.doctor.job.rules_of_programs import OF_PROGRAMS, OF_SETTINGS
-from dshealthd.doctor.job.sources.fields import ManifestFields
 from tests.doctor.job.asking import job_of_script, results, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-_TEMPLATE = "template: {spec: {restartPolicy: Never, containers: [{name: a}]}}"
-_QUEUE = "metadata: {name: a, labels: {kueue.x-k8s.io/queue-name: q}}"
-OBJECTS: Sequence[tuple[str, str]] = (
-    ("podFailurePolicy: {}\ntemplate: {spec: {restartPolicy: OnFailure}}",
-     "podFailurePolicy: {}\ntemplate: {spec: {restartPolicy: Never}}"),
-    ("completionMode: Indexed", "completionMode: Indexed\ncompletions: 2"),
-    ("backoffLimitPerIndex: 1", "backoffLimitPerIndex: 1\ncompletionMode: Indexed"),
-    ("successPolicy: {}", "successPolicy: {}\ncompletionMode: Indexed"),
-    (f"podFailurePolicy: {{rules: [{{onExitCodes: {{containerName: b}}}}]}}\n{_TEMPLATE}",
-     f"podFailurePolicy: {{rules: [{{onExitCodes: {{containerName: a}}}}]}}\n{_TEMPLATE}"),
-    ("spec: {template: {spec: {containers: [{image: a}]}}}",
-     "spec: {template: {spec: {restartPolicy: Never, containers: [{image: a}]}}}"),
-    ("containers: [{name: a}, {name: a}]", "containers: [{name: a}, {name: b}]"),
-    ("volumes: [{name: a}, {name: a}]", "volumes: [{name: a}, {name: b}]"),
-    ("{image: a, name: my_trainer}", "{image: a, name: my-trainer}"),
-    ("volumeMounts: [{mountPath: /a}, {mountPath: /a}]", "volumeMounts: [{mountPath: /a}]"),
-    ("{name: A, value: b, valueFrom: {}}", "{name: A, valueFrom: {}}"),
-    ("fieldPath: metadata.podName", "fieldPath: metadata.labels['a']"),
-    ("name: torch-rendezvous-1", "name: torch-rdzv"),
-    ('{requests: {cpu: "9"}, limits: {cpu: 8500m}}', '{requests: {cpu: "8"}, limits: {cpu: "8"}}'),
-    ("{requests: {memory: 2Ti}, limits: {memory: 2047Gi}}",
-     "{requests: {memory: 2Ti}, limits: {memory: 2048Gi}}"),
-    ("{requests: {ephemeral-storage: 2Gi}, limits: {ephemeral-storage: 2G}}",
-     "{requests: {ephemeral-storage: 2G}, limits: {ephemeral-storage: 2Gi}}"),
-    *(
-        (f"limits: {{hugepages-{size}: 4Gi}}", f"limits: {{hugepages-{size}: 4Gi, memory: 9Gi}}")
-        for size in ("2Mi", "1Gi")
-    ),
-    ("name: My_Job", "name: my-job"),
-    ("medium: memory", "medium: Memory"),
-    ("clusterIP: none", 'clusterIP: "None"'),
-    *([("metadata: {name: 3d-unet}", "metadata: {name: unet-3d}")] * 5),
-    *(
-        (f"{key.format('b')}\nreplicatedJobs: [{{name: a}}]", f"{key.format('a')}\n{more}")
-        for key, more in (
-            ("successPolicy: {{targetReplicatedJobs: [{0}]}}", "replicatedJobs: [{name: a}]"),
-            (
-                "failurePolicy: {{rules: [{{targetReplicatedJobs: [{0}]}}]}}",
-                "replicatedJobs: [{name: a}]",
-            ),
-            ("coordinator: {{replicatedJob: {0}}}", "replicatedJobs: [{name: a}]"),
-        )
-    ),
-    ("replicatedJobs: [{name: a, dependsOn: [{name: b}]}]",
-     "replicatedJobs: [{name: a}, {name: c, dependsOn: [{name: a}]}]"),
-    ("pytorchReplicaSpecs: {Master: {replicas: 2}}",
-     "pytorchReplicaSpecs: {Master: {replicas: 1}}"),
-    ("elasticPolicy: {minReplicas: 3, maxReplicas: 2}",
-     "elasticPolicy: {minReplicas: 2, maxReplicas: 2}"),
-    ("mpiReplicaSpecs: {Worker: {}}", "mpiReplicaSpecs: {Launcher: {}}"),
-    ("ttlSecondsAfterFinished: 1", "{ttlSecondsAfterFinished: 1, shutdownAfterJobFinishes: true}"),
-    ("rayClusterSpec: {}", "entrypoint: a"),
-    (f"{_QUEUE}\nspec: {{}}", f"{_QUEUE}\nspec: {{shutdownAfterJobFinishes: true}}"),
-    ("{minReplicas: 3, maxReplicas: 2}", "{minReplicas: 2, maxReplicas: 2}"),
-    ("{replicas: 3, maxReplicas: 2}", "{replicas: 2, maxReplicas: 2}"),
-    ("env: [{name: PET_NNODES}]", "env: [{name: NCCL_DEBUG}]"),
-)  # fmt: skip
-"""A mapping that breaks the row, and one that does not, in the table's order."""
-
-
-@pytest.mark.parametrize(
-    ("rule", "wrong", "right"),
-    [(rule, *case) for rule, case in zip(OF_OBJECTS, OBJECTS, strict=True)],
-    ids=[f"{rule.subject} {rule.when}"[:60] for rule in OF_OBJECTS],
-)
-def test_objects(rule: JobRule, wrong: str, right: str) -> None:
-    """A row speaks of the object that breaks it, not of one that a word changes."""
-    of = {name: fields(ManifestFields(yaml.safe_load(name))) for name in (wrong, right)}
-    assert broken(rule, of[wrong])
-    assert "{" not in broken(rule, of[wrong])
-    assert not broken(rule, of[right])
-
 
 _TORCHRUN = "torchrun --nproc-per-node=4"
 _MEGATRON = f"{_TORCHRUN} pretrain.py --micro-batch-size 1 --tensor-model-parallel-size 2"
