@@ -37,7 +37,6 @@ _HOSTS = frozenset({"hostfile", "machinefile", "host", "H"})
 _PROGRAMS = frozenset({"torchrun", "deepspeed", "accelerate", "python", "python3"})
 _REFERENCES = re.compile(r"(?<!\$)\$\((\w+)\)")
 _OF_SHELLS = re.compile(r"(?<!\$)\$\{(\w+)\}")
-_RELEASE = re.compile(r"v?(\d+(?:\.\d+)+)")
 _OF_PODS = re.compile(r"[a-z0-9][a-z0-9-]*-\d+")
 """Names that StatefulSets, indexed Jobs, JobSets and PyTorchJobs give their pods."""
 _MESHES = {
@@ -47,8 +46,6 @@ _MESHES = {
 """Meshes, the labels or annotations of a namespace by which they put a proxy into its pods, and
 that of a pod, which decides.
 """
-_OF_OBJECTS = {"kueue.x-k8s.io/queue-name": "Kueue"}
-"""Labels that are read of the object that is submitted, not of its pods, and by whom."""
 _FREE = frozenset({"rdma/ib", "vpc.amazonaws.com/efa"})
 """Network devices whose vendors' own examples need no IPC_LOCK: of CoreWeave and AWS."""
 _RDMA = re.compile(r"rdma/.*|vpc\.amazonaws\.com/efa|networking\.gke\.io\.networks/rdma-.*")
@@ -266,15 +263,6 @@ def _marks(metadata: ManifestFields) -> Mapping[str, str]:
     return {name: value.lower() for name, value in found.items()}
 
 
-def _unread(start: PodStart) -> Iterator[str]:
-    """Yield a label that its reader does not read where it stands."""
-    pod = start.pod
-    own = pod.template.at("metadata", "labels")
-    for label, reader in _OF_OBJECTS.items() if pod.kind.endswith(("Job", "JobSet")) else ():
-        if label in own and label not in pod.object.at("metadata", "labels"):
-            yield f"{reader} reads {label} of the {pod.kind} itself, not of its pods"
-
-
 def _devices(start: PodStart) -> Iterator[str]:
     """Yield a network device that pods beside it or settings of NCCL need, or what it needs."""
     pod, devices = start.pod, start.pod.devices
@@ -310,19 +298,6 @@ def _not_given(start: PodStart) -> Iterator[str]:
         is_set = is_set or re.search(rf"(?<![$\w-]){name}=", text) is not None
         if name in CONTROLLERS and not is_set and CONTROLLERS[name] not in tested:
             yield f"it uses {name}, which only {CONTROLLERS[name]} sets"
-
-
-def _releases(start: PodStart) -> Iterator[str]:
-    """Yield that pods of one job have images of one repository, but of different releases."""
-    found: dict[str, dict[str, str]] = {}
-    for one in start.alike:
-        repository, _, tag = one.main.text("image").rpartition(":")
-        if release := _RELEASE.match(tag):
-            found.setdefault(repository, {})[release[1]] = one.name
-    for repository, releases in found.items():
-        if len(releases) > 1 and start.pod is start.alike[0]:
-            shown = ", ".join(f"{release} of {name}" for release, name in releases.items())
-            yield f"its pods have different versions of {repository}: {shown}"
 
 
 def _mounted(start: PodStart) -> Iterator[str]:
@@ -410,8 +385,6 @@ _WARNED = (
 _REFUSED = (
     ("command", _misread),
     ("command", _written),
-    ("image", _releases),
-    ("labels", _unread),
     ("env", _not_given),
     ("env", _undefined),
     ("slotsPerWorker", within(

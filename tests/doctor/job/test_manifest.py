@@ -229,13 +229,10 @@ _NAMESPACE = "kind: Namespace\nmetadata: {name: m, "
 _IN_NAMESPACE = f"}}\n---{jobset(POD)}".replace("name: llm}", "name: llm, namespace: m}")
 _INDEXED = POD.replace("$(MASTER_ADDR):1", "$A --node-rank=$JOB_COMPLETION_INDEX")
 _PROBED = POD.replace("    resources", "    readinessProbe: {x: y}\n    resources")
-_RELEASED = pytorchjob(POD.replace("image: train", "image: a/train:2.1"))
 PODS = (
     (jobset(POD).replace("  replicated", "  network: {enableDNSHostnames: false}\n  replicated"),
      "false", "true", "pods of this JobSet have no subdomain"),
     (jobset(LIMITED), "sizeLimit: 9Gi", "sizeLimit: 8Gi", "which count as memory of the"),
-    (_RELEASED.replace(":2.1", ":v2.0-gpu", 1), ":v2.0-gpu", ":2.1-gpu",
-     "different versions of a/train: 2.0 of Master, 2.1 of Worker"),
     (JOB.replace("spec:", "spec:\n  completionMode: NonIndexed", 1) + inside(_INDEXED, 4),
      "NonIndexed", "Indexed",
      "it uses JOB_COMPLETION_INDEX, which only completionMode: Indexed sets"),
@@ -253,11 +250,6 @@ PODS = (
      "the Service llm selects app=llm, which these pods are not"),
     (f"{CLAIM}---{jobset(POD.replace('volumes: [', CLAIMED))}", "ReadWriteOnce", "ReadWriteMany",
      "the claim x is ReadWriteOnce, so only pods of one node can mount it"),
-    (JOB.replace("name: j", "name: j, labels: {}")
-     + "metadata: {labels: {kueue.x-k8s.io/queue-name: q}}\n"
-     "    spec: {restartPolicy: Never, containers: [{}]}",
-     "labels: {}", "labels: {kueue.x-k8s.io/queue-name: q}",
-     "Kueue reads kueue.x-k8s.io/queue-name of the Job itself"),
 )  # fmt: skip
 
 
