@@ -532,6 +532,10 @@ WRONG = (
     ("WORLD_SIZE=16", "WORLD_SIZE=$((SLURM_NTASKS * 2))", "WORLD_SIZE=32, but 16 ranks start"),
     ("export MASTER", "MASTER", "sets MASTER_ADDR, MASTER_PORT, WORLD_SIZE, but does not pass"),
     ("=ALL", "=WORLD_SIZE", "sets MASTER_ADDR, MASTER_PORT, but does not pass them on"),
+    *(
+        ("trap 'scontrol requeue $SLURM_JOB_ID' USR1", other, "nothing traps USR1, which ends")
+        for other in ('eval "$(conda shell.bash hook)"', 'export "$1"=2')
+    ),
     ("B:USR1", "USR1", "only srun's tasks get it, not the shell that traps it: B: is missing"),
     ("& wait", "", "the trap runs only when srun ends"),
     ("B:USR1", "B:USR2", "nothing traps USR2, which ends the shell: the trap is for USR1"),
@@ -673,6 +677,7 @@ RIGHT = (
     ("USR1\n", "EXIT\n"),
     ("USR1\n", "$SENT\n"),
     ("trap 'scontrol requeue $SLURM_JOB_ID' USR1\n", ". ./traps.sh\n"),
+    ("trap 'scontrol requeue $SLURM_JOB_ID' USR1\n", 'eval "$(traps)"\n'),
     ("trap 'scontrol requeue $SLURM_JOB_ID' USR1\n", "exec 2>&1\nexec ./run\n"),
     ("--time", "--mem-per-gpu=9G --cpus-per-gpu=4 --time"),
     ("--time", "--mem=2G --time"),
