@@ -23,8 +23,6 @@ _RAY = "docs.ray.io/en/latest/cluster/vms/user-guides/community/slurm.html"
 OF_PROGRAMS = (
     *rows(
         "sbatch", _SLURM,
-        ("array~[-,] & !array~%1$ & output & !output~%[ajJ]|\\$",
-         "all tasks of the array write into one file, {2}: %a or %j is missing"),
         ("job-name=bash|interactive & script:text~lightning",
          "Lightning takes a job named {0} for an interactive one, and ignores Slurm's ranks"),
         (("ntasks>1 & !ntasks-per-node & script:text~(?m)^\\s*(import|from)"
@@ -37,13 +35,6 @@ OF_PROGRAMS = (
          "--container-image={0} is taken for an image of Docker Hub: a file begins with / or ./"),
         ("container-env~=", "--container-env={0} takes names of variables alone"),
         (r"container-mounts~\s", "--container-mounts={0} has a blank: mounts are joined by commas"),
-    ),
-    *rows(
-        "srun", "github.com/NVIDIA/enroot, doc/cmd/import.md",
-        (r"container-image~^(docker://)?[\w-]+(\.[\w-]+)+(:\d+)?/[^#]*$",
-         ("--container-image={0}: enroot before 4.1 takes a registry only before a #, as in"
-         " nvcr.io#nvidia/pytorch, and asks Docker Hub for it: 401 Unauthorized")),
-        make=warning,
     ),
     *rows(
         "srun", "docs.pytorch.org/docs/stable/generated/torch.cuda.set_device.html",
@@ -161,8 +152,6 @@ OF_PROGRAMS = (
          "load_best_model_at_end takes save_steps, {2}, that are a multiple of eval_steps"),
         ("deepspeed & fsdp & per-device-train-batch-size",
          "--deepspeed and --fsdp exclude each other"),
-        ("push-to-hub=|true|True|1 & $HF_HUB_OFFLINE~(?i)^(1|true|yes|on)$",
-         "HF_HUB_OFFLINE={1} lets nothing reach the hub: --push_to_hub fails at its end"),
     ),
     *rows(
         "environment", "docs.nvidia.com/deeplearning/nccl/user-guide, NCCL_NET, NCCL_IB_DISABLE",

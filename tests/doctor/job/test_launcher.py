@@ -351,7 +351,6 @@ SCRIPTS = (
     # a program without a GPU does not load torch
     ("#SBATCH -N 1 -n 1 --mem=100\nsrun python x.py", OK, ""),
     ("#SBATCH -N 1 -n 1 --gres=gpu:1 --mem=100\nsrun python x.py", CRITICAL, "100 MiB of memory"),
-    ("#SBATCH -a 0-3 -o run.log\nsrun python x.py", CRITICAL, "all tasks of the array write into"),
     ("#SBATCH --cluster=a\ntorchrun x.py", OK, ""),
     ("torchrun x.py\n--nnodes=2", CRITICAL, "bash runs --nnodes=2 as a command"),
     ("date\nexport PORT=1${SLURM_JOB_ID:(-4)}\ntorchrun x.py", OK, ""),

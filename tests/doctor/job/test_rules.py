@@ -38,16 +38,12 @@ def here(text: str, *changes: tuple[str, str]) -> Iterator[tuple[str, str]]:
 
 
 PROGRAMS: Sequence[tuple[str, str]] = (
-    *here("#SBATCH --array=0-3\n#SBATCH --output=HERE.log\nsrun python train.py",
-          ("run-%A", "%A_%a")),
     *here(f"#SBATCH HERE\nsrun python train.py\n# {_LIGHTNING}",
           ("--job-name=bash", "--job-name=unet"), ("--ntasks=8", "--ntasks-per-node=8")),
     *here("srun HERE python train.py",
           ("--container-image=a.sqsh", "--container-image=./a.sqsh"),
           ("--container-env=A=1", "--container-env=A"),
-          ("--container-mounts='/a:/a /b:/b'", "--container-mounts=/a:/a,/b:/b"),
-          ("--container-image=nvcr.io/nvidia/pytorch:24.07-py3",
-           "--container-image='nvcr.io#nvidia/pytorch:24.07-py3'")),
+          ("--container-mounts='/a:/a /b:/b'", "--container-mounts=/a:/a,/b:/b")),
     *here(f"{_TWO}{_PER_TASK} LOCAL_RANK=HERE python train.py'\n# {_DEVICE}",
           ("$SLURM_LOCALID", "0")),
     *here(f"{_TORCHRUN} HERE",
@@ -98,7 +94,6 @@ PROGRAMS: Sequence[tuple[str, str]] = (
           (f"{_BEST} steps --eval_steps 200 --save_steps 500",
            f"{_BEST} steps --eval_steps 200 --save_steps 400"),
           ("--deepspeed a.json --fsdp full_shard", "--fsdp full_shard")),
-    *here(f"export HF_HUB_OFFLINE=HERE\n{_TRAINER} --push_to_hub true", ("1", "0")),
     *here(f"export HERE\n{_TORCHRUN} a.py",
           ("NCCL_NET=ib NCCL_IB_DISABLE=1", "NCCL_NET=ib NCCL_IB_DISABLE=0"),
           ("GLOO_SOCKET_IFNAME=^docker0", "GLOO_SOCKET_IFNAME=eth0"),
