@@ -577,7 +577,6 @@ WRONG = (
         ("PORT=29500", f"PORT={port}", " is the job's number, which passes 65535")
         for port in ("$SLURM_JOB_ID", "$((10000 + SLURM_JOBID))")
     ),
-    ("ARGS=(", "ARGS=(--num-attention-heads 6 ", "num_attention_heads 6 is not a multiple of"),
     ("#!/bin/bash\n", "\n", "does not begin with #!: sbatch refuses it"),
     ("#!/bin/bash\n", "#!/bin/bash\r\n", "lines that end with CR LF: sbatch refuses it"),
     ("'python", "'RANK=$OMPI_COMM_WORLD_RANK python", "reads OMPI_COMM_WORLD_RANK, which is n"),
@@ -684,7 +683,6 @@ RIGHT = (
     ("PORT=29500", "PORT=$((10000 + SLURM_JOB_ID % 10000))"),
     ("PORT=29500", "PORT=${SLURM_JOB_ID: -4}"),
     ("PORT=29500", "PORT=$((10000 + ${SLURM_JOB_ID: -4}))"),
-    ("ARGS=(", "ARGS=(--num-attention-heads 8 "),
     ("$(hostname)", "$(echo $SLURM_JOB_NODELIST | cut -d'[' -f1)"),
     ("$(hostname)", "$(echo $SLURM_JOB_NODELIST | cut -c1-4)"),
     ("$(hostname)", "${SLURM_NODELIST:0:4}"),

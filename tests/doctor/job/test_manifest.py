@@ -317,7 +317,6 @@ MANIFESTS = (
      "PyTorchJob llm, Master and Worker: 1 process (PyTorchJob) for 8 GPUs"),
     (changed(pytorchjob(_ALONE), ("spec:\n", _PROCESSES.format(8)), count=1), OK, "2 pods"),
     (pytorchjob(_ENTRYPOINT), OK, "2 pods"),  # which may be torchrun, for all GPUs
-    (pytorchjob(changed(POD, (":1 x", ":1 python x"))), CRITICAL, "torchrun runs Python itself"),
     # what a template fills in is no host yet
     (jobset(changed(POD, ("$(MASTER_ADDR):1", "{{ .Release.Name }}-0.a:1"))), OK, "2 pods"),
     # of a patch, only what it states is judged

@@ -44,12 +44,14 @@ PLAIN, CLOSED, ANY = r"['\"$\\]", r"['$\\]", r"(?!)"
 """What may not be in a command: anything for a shell, what another shell would lose, nothing."""
 WAITED = r"^python|--block|\$h\b"
 """The same for the background and loops: a Python there may be one of several, as steps may."""
+LOOPED = r"\$h\b"
+"""The same for variables: what a loop over hosts assigns is unknown, as it may have no pass."""
 LINES: Mapping[str, tuple[str, str]] = {
     "a function": ("run() {\n  COMMANDTAIL\n}\nrun", ANY),
     "a function with its arguments": ('run() { "$@"; }\nrun COMMANDTAIL', ANY),
     "a variable": ('LAUNCH="COMMAND"\n$LAUNCHTAIL', PLAIN),
-    "an array": ('LAUNCH=(COMMAND)\n"${LAUNCH[@]}"TAIL', ANY),
-    "an array that grows": ('LAUNCH=(FIRST)\nLAUNCH+=(REST)\n"${LAUNCH[@]}"TAIL', ANY),
+    "an array": ('LAUNCH=(COMMAND)\n"${LAUNCH[@]}"TAIL', LOOPED),
+    "an array that grows": ('LAUNCH=(FIRST)\nLAUNCH+=(REST)\n"${LAUNCH[@]}"TAIL', LOOPED),
     "positional parameters": ('set -- COMMAND\n"$@"TAIL', ANY),
     "eval": ('eval "COMMAND"TAIL', PLAIN),
     "a string for a shell": ("bash -c 'COMMAND'TAIL", CLOSED),
@@ -195,7 +197,8 @@ def named(command: str, draw: Draw) -> str:
 
 def numbered(command: str, draw: Draw) -> str:
     """Take a number of the launch from a variable, or compute it."""
-    found = [] if "'" in command or "NUMBER" in command else list(_NUMBER.finditer(command))
+    is_fixed = "'" in command or "NUMBER" in command or re.search(LOOPED, command)
+    found = [] if is_fixed else list(_NUMBER.finditer(command))
     if not found:
         return command
     one = draw.choice(found)
