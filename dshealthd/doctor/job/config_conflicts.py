@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.check import Result, check_of, critical, unknown, warning
 from dshealthd.doctor.job.config import UNREADABLE
-from dshealthd.doctor.job.facts import fields
 from dshealthd.doctor.job.rules import JobRule, broken
 from dshealthd.doctor.job.rules_of_deepspeed import OF_DEEPSPEED
 from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.remedies import at_key, find_key, paste
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dshealthd.doctor.job.context import JobContext
+    from dshealthd.doctor.job.rules import Values
     from dshealthd.doctor.job.sources.deepspeed_config import Parsed
     from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
     from dshealthd.doctor.job.sources.source import Source
@@ -30,9 +30,26 @@ def _half(document: Mapping[str, Any]) -> str:
     return next((kind for key, kind in names.items() if of.stated(f"{key}.enabled") is True), "")
 
 
+def _settings(document: Mapping[str, Any]) -> Values:
+    """Return the values of a configuration's settings, by their dotted path."""
+
+    def values(key: str) -> Sequence[str]:
+        found: list[Any] = [document]
+        for step in key.split("."):
+            inside = (one.get(step) for one in found if isinstance(one, dict))
+            found = [one for some in inside for one in (some if isinstance(some, list) else [some])]
+        return [_text(one) for one in found if one is not None]
+
+    return values
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def refused(name: str, document: Mapping[str, Any]) -> Iterator[tuple[JobRule, Result]]:
     """Yield the rules that a configuration breaks, with their results."""
-    values = fields(ManifestFields(document))
+    values = _settings(document)
     for rule in OF_DEEPSPEED:
         if text := broken(rule, values):
             shown = rule.subject.removesuffix(".nvme_path")

@@ -205,7 +205,6 @@ class JobContext:
             calls=self._calls,
             script=self.batch_script.program if self.batch_script else "",
             unset=self.batch_script.unset if self.batch_script else {},
-            config=self.document or {},
         )
 
     @property

@@ -1,66 +1,31 @@
-"""What the rules of `rules` are read against: the fields of an object, and what a job starts."""
+"""What the rules of programs are read against: what a job starts."""
 
 from __future__ import annotations
 
-import itertools
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dshealthd.doctor.job.rules import JobRule, broken
-from dshealthd.doctor.job.rules_of_kubernetes import OF_OBJECTS
 from dshealthd.doctor.job.rules_of_programs import OF_PROGRAMS, OF_SETTINGS
-from dshealthd.doctor.job.sources import schema
 from dshealthd.doctor.job.sources.expansion import PER_NODE
-from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.job.sources.slurm_options import seconds
 from dshealthd.doctor.job.start import Invariant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from dshealthd.doctor.job.rules import Values
     from dshealthd.doctor.job.start import Start
 
 _ALIKE = {"podman": "docker", "singularity": "apptainer"}
 """Programs that take the options of another."""
-_OPTIONS = re.compile(r"(?i)(args?|opts?|options|flags|params)\}?$|[@*]\]?\}?$")
-"""Ends a variable that holds options, also behind one that may have a value."""
-_STEP = re.compile(r"\[([^\]]*)\]|([^.\[]+)")
-
-
-def refused(whole: ManifestFields) -> Iterator[tuple[str, str, str]]:
-    """Yield what is refused of an object: where it stands, why, and who says so."""
-    for node in schema.nodes(whole):
-        for text in schema.misfits(node):
-            yield node.path, text, schema.SOURCE
-        for rule in OF_OBJECTS:
-            if rule.subject == node.type and (text := broken(rule, fields(node.fields))):
-                yield node.path, text, rule.source
-
-
-def fields(given: ManifestFields) -> Values:
-    """Return the values of a mapping's fields, by their dotted path."""
-
-    def values(key: str) -> Sequence[str]:
-        found: list[Any] = [given.value]
-        for quoted, plain in _STEP.findall(key):
-            inside = (one.get(quoted or plain) for one in found if isinstance(one, dict))
-            found = [one for some in inside for one in (some if isinstance(some, list) else [some])]
-        return [_text(one) for one in found if one is not None]
-
-    return values
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _programs(start: Start, subject: str) -> list[Mapping[str, Sequence[str]]]:
     """Return the options of each call of a program."""
     if subject == "sbatch":
         asked = {name: [value] for name, value in start.requested.items()}
-        return [{**asked, "program": [""]}] if asked else []
+        return [asked] if asked else []
     if subject == "job":
         nodes, processes = start.nodes or start.layout.nodes, start.layout.ranks_per_node
         counts = {"nodes": nodes, "processes": processes, "gpus": start.gpus_requested}
@@ -69,8 +34,7 @@ def _programs(start: Start, subject: str) -> list[Mapping[str, Sequence[str]]]:
         return [{name: [str(count or 0)] for name, count in counts.items()}]
     if subject == "training":
         stated = {name.replace("_", "-"): [value] for name, value in start.program.stated.items()}
-        more = {"open": [""]} if _may_hold_options(start.program.arguments) else {}
-        return [{**stated, **more}]
+        return [stated]
     if subject == "script":
         return [{"text": [start.script]}] if start.script else []
     if subject == "environment":
@@ -83,19 +47,11 @@ def _programs(start: Start, subject: str) -> list[Mapping[str, Sequence[str]]]:
             begin = "".join(one.arguments[:1])
             is_open = begin.startswith("$") or (subject == "srun" and one.is_partial)
             more = {"open": [""]} if is_open else {}
-            found.append({**options, "arguments": one.arguments[:1], "program": [""], **more})
+            found.append({**options, "program": [""], **more})
     return [
         *found,
         *(one.options for one in start.calls if _ALIKE.get(one.program, one.program) == subject),
     ]
-
-
-def _may_hold_options(words: Sequence[str]) -> bool:
-    """Return whether a variable among arguments, which is no value of an option, may hold more."""
-    return any(
-        word.startswith("$") and (before[:1] != "-" or _OPTIONS.search(word))
-        for before, word in itertools.pairwise(["", *words])
-    )
 
 
 def _said(rule: JobRule, start: Start) -> Iterator[str]:
@@ -108,8 +64,6 @@ def _said(rule: JobRule, start: Start) -> Iterator[str]:
                 known = one[1] if one and one[1] in PER_NODE else found  # another on each, not open
                 return [] if known is None else [known]
             program, colon, name = key.partition(":")
-            if program == "config":
-                return fields(ManifestFields(start.config))(name)
             for other in _programs(start, program) if colon else ():
                 return other.get(name, ())
             return () if colon else own.get(key, ())

@@ -9,10 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
-from dshealthd.doctor.job import facts
+from dshealthd.doctor.check import Result, check_of, ok, unknown, warning
 from dshealthd.doctor.job.agreement import INVARIANTS, OCCUPANCY
-from dshealthd.doctor.job.rules_of_kubernetes import NAMES
 from dshealthd.doctor.job.sources import launcher_command, programs
 from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.job.sources.launcher_command import SAVES
@@ -22,7 +20,6 @@ from dshealthd.doctor.job.sources.manifest import (
     SHARED_MEMORY,
     Manifest,
     PodTemplate,
-    is_gpu,
 )
 from dshealthd.doctor.job.sources.rendezvous import rendezvous
 from dshealthd.doctor.job.start import Invariant, Start, broken, within
@@ -40,7 +37,6 @@ _HOSTS = frozenset({"hostfile", "machinefile", "host", "H"})
 _PROGRAMS = frozenset({"torchrun", "deepspeed", "accelerate", "python", "python3"})
 _REFERENCES = re.compile(r"(?<!\$)\$\((\w+)\)")
 _OF_SHELLS = re.compile(r"(?<!\$)\$\{(\w+)\}")
-_RELEASE = re.compile(r"v?(\d+(?:\.\d+)+)")
 _OF_PODS = re.compile(r"[a-z0-9][a-z0-9-]*-\d+")
 """Names that StatefulSets, indexed Jobs, JobSets and PyTorchJobs give their pods."""
 _MESHES = {
@@ -50,8 +46,6 @@ _MESHES = {
 """Meshes, the labels or annotations of a namespace by which they put a proxy into its pods, and
 that of a pod, which decides.
 """
-_OF_OBJECTS = {"kueue.x-k8s.io/queue-name": "Kueue"}
-"""Labels that are read of the object that is submitted, not of its pods, and by whom."""
 _FREE = frozenset({"rdma/ib", "vpc.amazonaws.com/efa"})
 """Network devices whose vendors' own examples need no IPC_LOCK: of CoreWeave and AWS."""
 _RDMA = re.compile(r"rdma/.*|vpc\.amazonaws\.com/efa|networking\.gke\.io\.networks/rdma-.*")
@@ -96,15 +90,7 @@ def _manifest(_context: JobContext, source: Source[Manifest]) -> Iterator[Result
         where = f"{ones[0].kind} {ones[0].job}, {names}"
         remedy = row.remedy if row in OF_WHOLE else ""
         yield row.make(f"{where}: {text}", remedy, component=row.component or names)
-    refusals = [
-        (f"{whole.text('kind')} {whole.at('metadata').text('name')}", *why)
-        for whole in source.value.objects
-        for why in facts.refused(whole)
-    ]
-    for where, path, text, said in dict.fromkeys(refusals):
-        place = f"{where}, {path}" if path else where
-        yield critical(f"{place}: it is refused: {text}", source=said, component=place)
-    if not found and not refusals:
+    if not found:
         gpus = sum(pod.count * pod.gpus for pod in pods)
         count = plural(sum(pod.count for pod in pods), "pod")
         yield ok(f"{source.name}: {count} with {plural(gpus, 'GPU')}")
@@ -188,18 +174,6 @@ def _layout(pod: PodTemplate) -> Layout:
     return Layout(ranks_per_node=stated, source=pod.kind)
 
 
-def _too_long(start: PodStart) -> Iterator[str]:
-    """Yield a name that the controller makes, and that is longer than one may be."""
-    pod = start.pod
-    pattern, most, what = NAMES.get(pod.kind, ("", 0, ""))
-    if pod.kind == "Job" and not (pod.is_of("batch") and pod.above.get("completionMode")):
-        return
-    last, group = max(pod.count // max(pod.groups, 1), 1) - 1, max(pod.groups, 1) - 1
-    name = pattern.format(job=pod.job, part=pod.name, role=pod.name.lower(), pod=last, group=group)
-    if pod.job and "{" not in pod.job and len(name) > most:
-        yield f"{what}, {name}, has {len(name)} characters: {most} are allowed"
-
-
 def _undefined(start: PodStart) -> Iterator[str]:
     """Yield a variable whose value refers to one that is not defined before it."""
     listed = [(one.text("name"), one.text("value")) for one in start.pod.main.each("env")]
@@ -214,41 +188,6 @@ def _undefined(start: PodStart) -> Iterator[str]:
             if other in names and other != name:
                 yield f"{name} has ${{{other}}} as it stands: Kubernetes expands $({other}) alone"
         before.add(name)
-
-
-def _refused(start: PodStart) -> Iterator[str]:
-    yield from (f"the API server refuses it: {one}" for one in _invalid(start))
-
-
-def _invalid(start: PodStart) -> Iterator[str]:
-    """Yield what the API server refuses (its validation.go)."""
-    pod, main = start.pod, start.pod.main
-    if "image" not in main:
-        return
-    if pod.required and pod.required not in [
-        one.get("name") for one in pod.spec.each("containers")
-    ]:
-        yield f"no container is named {pod.required!r}, as its operator requires"
-    requests = main.at("resources", "requests").texts()
-    for key, value in requests.items():
-        if is_gpu(key) and pod.limits.text(key) != value:
-            yield f"{value} {key} in requests, but {pod.limits.text(key) or 'none'} in limits"
-    for key, value in pod.limits.texts().items():
-        if is_gpu(key) and re.fullmatch(r"\d*\.\d*[1-9]\d*|\d+m", value):
-            yield f"{value} {key} in limits is no whole number"
-    volumes = {*pod.volumes, *_claims(pod.object)}
-    for mount in main.each("volumeMounts"):
-        if mount.text("name") not in volumes:
-            yield f"the volume {mount.text('name')} of {mount.text('mountPath')} is not declared"
-
-
-def _claims(node: ManifestFields, above: str = "") -> Iterator[str]:
-    """Yield the names of the volumes that a controller makes from templates of claims."""
-    for key, one in node.below():
-        if key == "volumeClaimTemplates" or (key, above) == ("templates", "volumeClaimPolicies"):
-            yield one.at("metadata").text("name")
-        else:
-            yield from _claims(one, key)
 
 
 def _misread(start: PodStart) -> Iterator[str]:
@@ -324,15 +263,6 @@ def _marks(metadata: ManifestFields) -> Mapping[str, str]:
     return {name: value.lower() for name, value in found.items()}
 
 
-def _unread(start: PodStart) -> Iterator[str]:
-    """Yield a label that its reader does not read where it stands."""
-    pod = start.pod
-    own = pod.template.at("metadata", "labels")
-    for label, reader in _OF_OBJECTS.items() if pod.kind.endswith(("Job", "JobSet")) else ():
-        if label in own and label not in pod.object.at("metadata", "labels"):
-            yield f"{reader} reads {label} of the {pod.kind} itself, not of its pods"
-
-
 def _devices(start: PodStart) -> Iterator[str]:
     """Yield a network device that pods beside it or settings of NCCL need, or what it needs."""
     pod, devices = start.pod, start.pod.devices
@@ -370,19 +300,6 @@ def _not_given(start: PodStart) -> Iterator[str]:
             yield f"it uses {name}, which only {CONTROLLERS[name]} sets"
 
 
-def _releases(start: PodStart) -> Iterator[str]:
-    """Yield that pods of one job have images of one repository, but of different releases."""
-    found: dict[str, dict[str, str]] = {}
-    for one in start.alike:
-        repository, _, tag = one.main.text("image").rpartition(":")
-        if release := _RELEASE.match(tag):
-            found.setdefault(repository, {})[release[1]] = one.name
-    for repository, releases in found.items():
-        if len(releases) > 1 and start.pod is start.alike[0]:
-            shown = ", ".join(f"{release} of {name}" for release, name in releases.items())
-            yield f"its pods have different versions of {repository}: {shown}"
-
-
 def _mounted(start: PodStart) -> Iterator[str]:
     pod = start.pod
     claims = {
@@ -403,7 +320,7 @@ def _unreachable(start: PodStart) -> Iterator[str]:
     shown = f"{meeting.address[:80]} ({meeting.source})"
     is_one = start.torchrun is not None and start.torchrun.number("nnodes") == 1
     is_named = pod.command is not None and bool(_OF_PODS.fullmatch(host))
-    joins = bool(pod.required) and pod.name != "Master" and start.total > 1
+    joins = pod.meets_at_service and pod.name != "Master" and start.total > 1
     if pod.command and pod.count > 1 and is_loopback(meeting.address) and not is_one:
         yield f"{shown} is each pod's own loopback, but there are {pod.count} of them"
     if not pod.has_cluster_names and (is_named or (joins and not meeting.address)):
@@ -466,14 +383,10 @@ _WARNED = (
         " answer for {0} s, also while it loads or saves a checkpoint; collectives wait {1} s")),
 )  # fmt: skip
 _REFUSED = (
-    ("API", _refused),
     ("command", _misread),
     ("command", _written),
-    ("image", _releases),
-    ("labels", _unread),
     ("env", _not_given),
     ("env", _undefined),
-    ("metadata.name", _too_long),
     ("slotsPerWorker", within(
         "processes of mpirun", operator.le, "slots", "mpirun -np {0}, but workers have {1:slot}")),
     ("minAvailable", within(

@@ -1,23 +1,18 @@
-"""Rules of single programs and controllers: tables, in `rules_of_…`, read by one evaluator.
+"""Rules of single programs and their settings: tables, in `rules_of_…`, read by one evaluator.
 
 A row holds where all of its terms, joined by ` & `, hold. A term is `KEY`, which is given;
-`KEY=a|b`, whose value is one of these; `KEY~PATTERN`, in which the pattern
-is found; `KEY<OTHER`, `KEY>OTHER`, `KEY%OTHER`: a number below, above, or no multiple of another,
-which may be a product, `ONE*TWO`; `KEY@OTHER`: a value that is none of those of the other key;
-`KEY*`: a value that is there twice. A `!` in front says that it is not so. No row speaks of a value
-that only a shell or a template knows, nor of the absence of an option where such a value, as the
-key `open` says, may hold more of them.
+`KEY=a|b`, whose value is one of these; `KEY~PATTERN`, in which the pattern is found; `KEY<OTHER`
+and `KEY>OTHER`: a number below or above another. A `!` in front says that it is not so. No row
+speaks of a value that only a shell or a template knows, nor of the absence of an option where such
+a value, as the key `open` says, may hold more of them.
 
-A key is a field or option of the row's subject: a type of Kubernetes' objects
-(`kubernetes_fields.toml`), with a dotted path below it, a setting of DeepSpeed, or a program.
+A key is an option of the row's subject, a program, or the dotted path of a setting of DeepSpeed.
 `PROGRAM:KEY` is an option of another program, `$NAME` a variable of the processes, `script:text`
-the training's program, `config:KEY` a setting of DeepSpeed, `job:KEY` a quantity of the job.
+the training's program, `job:KEY` a quantity of the job.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,13 +26,13 @@ if TYPE_CHECKING:
     Values = Callable[[str], Sequence[str]]
     """The values of a key; none where it is not given."""
 
-_TERM = re.compile(r"(!?)(\S+?)(?:(=|~|<|>|%|@)(.*)|(\*))?", re.DOTALL)
+_TERM = re.compile(r"(!?)(\S+?)(?:(=|~|<|>)(.*))?", re.DOTALL)
 _OPEN = re.compile(r"\$|\{\{|^<.*>$|^%|^auto$")
 """In a value that is filled in before it is read."""
 
 
 class JobRule(NamedTuple):
-    """Something that one program or controller does with what it is given."""
+    """Something that one program does with what it is given."""
 
     subject: str
     when: str
@@ -61,16 +56,14 @@ def _held(term: str, values: Values) -> str | None:
     """Return the value for which a term holds; None where it does not."""
     match = _TERM.fullmatch(term)
     assert match, term  # noqa: S101 - the table is ours
-    denied, key, relation, other, twice = match.groups()
+    denied, key, relation, other = match.groups()
     given = values(key)
     if denied and not given and not re.search(r"[$:]", key) and values("open"):
         return None
-    if relation is None and twice is None:
+    if relation is None:
         return None if bool(given) == bool(denied) else (given or ("",))[0]
     known = [value for value in given if not _OPEN.search(value)]
-    holding = [one for one in known if known.count(one) > 1] if twice else []
-    if relation:
-        holding = [one for one in known if _related(one, relation, other, values)]
+    holding = [one for one in known if _related(one, relation, other, values)]
     if denied:
         return (known or [""])[0] if not holding and len(known) == len(given) else None
     return holding[0] if holding else None
@@ -81,18 +74,13 @@ def _related(value: str, relation: str, other: str, values: Values) -> bool:
         return value in other.split("|")
     if relation == "~":
         return re.search(other, value) is not None
-    factors = [
-        [other] if natural(other) is not None else values(other) for other in other.split("*")
-    ]
-    if not all(factors) or any(_OPEN.search(one) for one in itertools.chain(*factors)):
+    others = [other] if natural(other) is not None else values(other)
+    if not others or _OPEN.search(others[0]):
         return False
-    if relation == "@":
-        return value not in factors[0]
-    left, rights = quantity(value), [quantity(one[0]) for one in factors]
-    if left is None or None in rights:
+    left, right = quantity(value), quantity(others[0])
+    if left is None or right is None:
         return False
-    right = math.prod(one for one in rights if one is not None)
-    return {"<": left < right, ">": left > right, "%": bool(right) and left % right != 0}[relation]
+    return left < right if relation == "<" else left > right
 
 
 def rows(

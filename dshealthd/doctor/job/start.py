@@ -62,9 +62,6 @@ class Start:
     unset: Mapping[str, str] = field(default_factory=dict)
     """Variables that its script reads and Slurm does not set, with the option that would."""
 
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """The configuration of DeepSpeed; empty where none is known."""
-
     @property
     def chain(self) -> list[LauncherCommand]:
         """The launchers, from the outermost in."""

@@ -351,7 +351,6 @@ SCRIPTS = (
     # a program without a GPU does not load torch
     ("#SBATCH -N 1 -n 1 --mem=100\nsrun python x.py", OK, ""),
     ("#SBATCH -N 1 -n 1 --gres=gpu:1 --mem=100\nsrun python x.py", CRITICAL, "100 MiB of memory"),
-    ("#SBATCH -a 0-3 -o run.log\nsrun python x.py", CRITICAL, "all tasks of the array write into"),
     ("#SBATCH --cluster=a\ntorchrun x.py", OK, ""),
     ("torchrun x.py\n--nnodes=2", CRITICAL, "bash runs --nnodes=2 as a command"),
     ("date\nexport PORT=1${SLURM_JOB_ID:(-4)}\ntorchrun x.py", OK, ""),
@@ -532,6 +531,10 @@ WRONG = (
     ("WORLD_SIZE=16", "WORLD_SIZE=$((SLURM_NTASKS * 2))", "WORLD_SIZE=32, but 16 ranks start"),
     ("export MASTER", "MASTER", "sets MASTER_ADDR, MASTER_PORT, WORLD_SIZE, but does not pass"),
     ("=ALL", "=WORLD_SIZE", "sets MASTER_ADDR, MASTER_PORT, but does not pass them on"),
+    *(
+        ("trap 'scontrol requeue $SLURM_JOB_ID' USR1", other, "nothing traps USR1, which ends")
+        for other in ('eval "$(conda shell.bash hook)"', 'export "$1"=2')
+    ),
     ("B:USR1", "USR1", "only srun's tasks get it, not the shell that traps it: B: is missing"),
     ("& wait", "", "the trap runs only when srun ends"),
     ("B:USR1", "B:USR2", "nothing traps USR2, which ends the shell: the trap is for USR1"),
@@ -574,7 +577,6 @@ WRONG = (
         ("PORT=29500", f"PORT={port}", " is the job's number, which passes 65535")
         for port in ("$SLURM_JOB_ID", "$((10000 + SLURM_JOBID))")
     ),
-    ("ARGS=(", "ARGS=(--num-attention-heads 6 ", "num_attention_heads 6 is not a multiple of"),
     ("#!/bin/bash\n", "\n", "does not begin with #!: sbatch refuses it"),
     ("#!/bin/bash\n", "#!/bin/bash\r\n", "lines that end with CR LF: sbatch refuses it"),
     ("'python", "'RANK=$OMPI_COMM_WORLD_RANK python", "reads OMPI_COMM_WORLD_RANK, which is n"),
@@ -673,6 +675,7 @@ RIGHT = (
     ("USR1\n", "EXIT\n"),
     ("USR1\n", "$SENT\n"),
     ("trap 'scontrol requeue $SLURM_JOB_ID' USR1\n", ". ./traps.sh\n"),
+    ("trap 'scontrol requeue $SLURM_JOB_ID' USR1\n", 'eval "$(traps)"\n'),
     ("trap 'scontrol requeue $SLURM_JOB_ID' USR1\n", "exec 2>&1\nexec ./run\n"),
     ("--time", "--mem-per-gpu=9G --cpus-per-gpu=4 --time"),
     ("--time", "--mem=2G --time"),
@@ -680,7 +683,6 @@ RIGHT = (
     ("PORT=29500", "PORT=$((10000 + SLURM_JOB_ID % 10000))"),
     ("PORT=29500", "PORT=${SLURM_JOB_ID: -4}"),
     ("PORT=29500", "PORT=$((10000 + ${SLURM_JOB_ID: -4}))"),
-    ("ARGS=(", "ARGS=(--num-attention-heads 8 "),
     ("$(hostname)", "$(echo $SLURM_JOB_NODELIST | cut -d'[' -f1)"),
     ("$(hostname)", "$(echo $SLURM_JOB_NODELIST | cut -c1-4)"),
     ("$(hostname)", "${SLURM_NODELIST:0:4}"),

@@ -60,8 +60,6 @@ class Call(NamedTuple):
             name, equals, value = word.lstrip("-").partition("=")
             value = value if equals or following.startswith("-") else following
             found.setdefault(name.replace("_", "-"), []).append(value)
-            if re.fullmatch("-[dit]*t[dit]*", word):
-                found["tty"] = [""]
         return found
 
 

@@ -79,7 +79,7 @@ OF_STEP = ("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST", "SLURM_STEP_NODEL
 _COMPRESSED = re.compile(r"\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\b(?!:)")
 _CUTS = re.compile(r"(?:echo|printf|cut|head|tail|awk|sed|tr|cat|sort)(?:\s|$)")
 """A program that takes a part of its input."""
-GIVEN = re.compile(
+_GIVEN = re.compile(
     r"\d+|SLURM|PMI|OMPI|PBS|LSB|PET_|VC_|LWS_|JOB|RANK|NODE_RANK|LOCAL_|WORLD_SIZE|MASTER_"
     r"|CUDA_VISIBLE"
 )
@@ -262,7 +262,7 @@ def _value(match: re.Match[str], variables: Variables) -> str:
     if found and name.startswith(OPEN):
         others = {name: one for name, one in variables.items() if not name.startswith(OPEN)}
         return IN_QUOTES.sub(partial(quoted, variables=others), found)
-    if found is None and (default is None or GIVEN.match(name)):
+    if found is None and (default is None or _GIVEN.match(name)):
         return match[0]
     if default is not None and (found is None or (not found and default.startswith(":"))):
         return default.lstrip(":")[1:]

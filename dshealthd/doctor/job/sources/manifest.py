@@ -36,16 +36,9 @@ _WITHOUT_OPERATOR = frozenset(
     }
 )
 """Kinds whose controllers set no variable that torchrun reads."""
-_CONTAINERS = {
-    "PyTorchJob": "pytorch",
-    "TFJob": "tensorflow",
-    "XGBoostJob": "xgboost",
-    "PaddleJob": "paddle",
-    "JAXJob": "jax",
-}
-"""The container that Kubeflow's training operator requires in the pods of its kinds, and whose
-processes it has meet at the name of a Service (v1: pkg/webhooks/utils/utils.go, and before it
-*_validation.go); MPI jobs meet in another way, and other operators have kinds of these names.
+_OF_KUBEFLOW = frozenset({"PyTorchJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob"})
+"""Kinds whose processes Kubeflow's training operator has meet at the name of a Service; MPI jobs
+meet in another way, and other operators have kinds of these names.
 """
 INDEX = "JOB_COMPLETION_INDEX"
 CONTROLLERS = {
@@ -58,15 +51,6 @@ CONTROLLERS = {
 }
 """Variables that controllers set in containers, and which of them."""
 _REFERENCE = re.compile(r"\$\((\w+)\)")
-_SCALARS = (
-    ("bool", r"(?i:y|n|yes|no|on|off|true|false)$", "yYnNtTfFoO"),
-    ("int", r"[-+]?(0b[01_]+|0[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)$", "-+0123456789"),
-    ("float", r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?$", "-+.0123456789"),
-    ("float", r"[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$", "-+."),
-    ("null", r"(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
-    ("merge", r"<<$", "<"),
-)
-"""Scalars that are no strings: their kind, pattern and first characters."""
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a path of the pod; nothing is opened
 _OF_NODE = re.compile(r"cpu|memory|ephemeral-storage|(hugepages|requests|limits)\b.*")
 """Resources that are no devices."""
@@ -205,9 +189,9 @@ class PodTemplate:
         return own or not self.spec.get("hostNetwork")
 
     @property
-    def required(self) -> str:
-        """The name of the container that its operator requires; empty for none."""
-        return _CONTAINERS.get(self.kind, "") if self.is_of("kubeflow.org") else ""
+    def meets_at_service(self) -> bool:
+        """Whether Kubeflow's training operator has its processes meet at the name of a Service."""
+        return self.kind in _OF_KUBEFLOW and self.is_of("kubeflow.org")
 
     @property
     def given(self) -> Iterable[str] | None:
@@ -219,7 +203,7 @@ class PodTemplate:
             "LeaderWorkerSet": ("a LeaderWorkerSet",),
             **dict.fromkeys(("Pod", "StatefulSet", "Deployment", "ReplicaSet"), ()),
         }
-        if self.required == "pytorch":
+        if self.kind == "PyTorchJob" and self.meets_at_service:
             of[self.kind] = ("a PyTorchJob",)
         if self.kind not in of or (self.kind == "Job" and not self.is_of("batch")):
             return None
@@ -287,7 +271,7 @@ def parse(text: str) -> dict[str, Any]:
     import yaml
 
     try:
-        found = {"documents": plain(list(_documents(text)))}
+        found = {"documents": plain(list(yaml.safe_load_all(text)))}
     except yaml.YAMLError as error:
         message = f"is not YAML: {' '.join(str(error).split())}"
         raise ValueError(message) from error
@@ -298,24 +282,6 @@ def parse(text: str) -> dict[str, Any]:
         message = "has no template of pods"
         raise ValueError(message)
     return found
-
-
-def _documents(text: str) -> Iterator[Any]:
-    """Return the documents of a text as kubectl reads it, which differs from YAML 1.1: `1e-4` and
-    `y` are no strings, and `1:30:00` and dates are (sigs.k8s.io/yaml, goyaml.v2/resolve.go).
-    """
-    import yaml
-
-    class KubectlLoader(yaml.SafeLoader):
-        def construct_yaml_bool(self, node: yaml.ScalarNode) -> bool:
-            return node.value.lower() in {"y", "yes", "true", "on"}
-
-    KubectlLoader.yaml_implicit_resolvers = {}
-    KubectlLoader.add_constructor("tag:yaml.org,2002:bool", KubectlLoader.construct_yaml_bool)
-    for kind, pattern, first in _SCALARS:
-        tag = f"tag:yaml.org,2002:{kind}"
-        KubectlLoader.add_implicit_resolver(tag, re.compile(pattern), list(first))
-    return yaml.load_all(text, Loader=KubectlLoader)
 
 
 def from_json(document: dict[str, Any]) -> Manifest:

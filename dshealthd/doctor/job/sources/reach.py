@@ -40,10 +40,6 @@ _EPHEMERAL = frozenset({"rm", "writable-tmpfs", "container-image"})
 _OF_NODE = re.compile(r"(/tmp|/dev/shm|\$\{?(SLURM_)?TMPDIR\}?)(/|$)")
 """Folders of a node; files there are of no other, and often removed behind the job."""
 _COPIES = frozenset({"cp", "mv", "rsync", "tar", "rclone", "aws", "gsutil", "gcloud", "azcopy"})
-_OTHERWISE = frozenset({"echo", "printf", "rm", "touch", "mkdir", "tee"})
-"""Commands that take a file's name and do not read it."""
-_BEGIN = re.compile(r"SLURM_SUBMIT_DIR\}?$|^\$\{?PWD\}?$")
-"""What leads to the folder where a job's script begins, or may."""
 
 
 class Crossing(NamedTuple):
@@ -109,7 +105,6 @@ def faults(
                 *(lost[0], call.program),
             )
         yield from _unmounted(call.program, call.options, call.words)
-    yield from _left_by_cd(seen)
     copies = any(_COPIES.intersection(map(os.path.basename, one.words)) for one in seen)
     for one in seen if is_batch and not copies else ():
         for option, path in launcher_command.outputs(one.words):
@@ -215,43 +210,3 @@ def _unmounted(
 def _top(path: str) -> str:
     """Return the first folder of a path."""
     return path.split("/")[1] if path.startswith("/") else path.partition("/")[0]
-
-
-def _left_by_cd(seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
-    """Yield a file that is written where the script begins, and read by its relative name in
-    another folder.
-    """
-    written: set[str] = set()
-    folder: str | None = ""  # where the shell is: empty at its begin, None if unknown
-    for one in seen:
-        program, target = one.words[0], os.path.normpath(one.target) if one.target else ""
-        if program == "cd":
-            goes = one.end in {"\n", ";"} and not one.is_conditional
-            folder = _gone(folder, "".join(one.words[1:2])) if goes else None
-        made = {path for _, path in launcher_command.outputs(one.words)}
-        for word in one.words[1:] if program not in _OTHERWISE else ():
-            value = word.rpartition("=")[2]
-            name = os.path.normpath(value or ".")
-            if folder and name in written and value not in made:
-                yield ScriptFault(
-                    f" writes {name}, then goes to {folder[:60]}, where {program} does not find it"
-                    " by this relative name",
-                    *(name, name),
-                )
-                return
-        if target and not target.startswith(("/", "$", "~")):
-            (written.discard if folder != "" else written.add)(target)
-        if folder and ")" in one.end:  # perhaps of a subshell, which leaves the folder
-            folder = None
-
-
-def _gone(folder: str | None, to: str) -> str | None:
-    """Return where `cd` leads from a folder."""
-    if _BEGIN.search(to):
-        return ""
-    if to.startswith(("/", "$", "~")):
-        return to
-    if folder is None or to in {"", "-"} or folder.startswith(".."):
-        return None
-    path = os.path.normpath(os.path.join(folder, to))
-    return "" if path == "." else path

@@ -49,7 +49,7 @@ _TO_END = re.compile("-[a-z]*d")
 """An option of `read` with which it reads all lines, if its value is empty."""
 MAX_ARRAY = 1 << 16
 """Maximum characters of an array; the arguments of Megatron are some 4,000."""
-DECLARES = frozenset({"export", "declare", "readonly", "local", "typeset"})
+_DECLARES = frozenset({"export", "declare", "readonly", "local", "typeset"})
 
 
 class ShellCommand(NamedTuple):
@@ -292,7 +292,7 @@ class Shell:
         """Assign what a command assigns, or return the command."""
         own: Variables = {}
         variables = self.variables
-        declares = words[:1] and words[0] in DECLARES
+        declares = words[:1] and words[0] in _DECLARES
         if declares and "=" in words[2:]:
             return ShellCommand(tuple(words), own, is_conditional)
         at = int(bool(declares))

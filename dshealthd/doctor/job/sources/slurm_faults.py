@@ -8,7 +8,7 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.job.sources import launcher_command, programs, shell, shell_faults
+from dshealthd.doctor.job.sources import launcher_command, programs, shell
 from dshealthd.doctor.job.sources.shell_faults import ScriptFault
 from dshealthd.doctor.job.sources.slurm_options import gpus_per_node, seconds, tasks_per_node
 from dshealthd.jobs.environment import natural
@@ -42,6 +42,12 @@ _NEW = re.compile(r"\$\{?(TIME_OF_START|RANDOM|BASHPID|EPOCHSECONDS|SLURM_RESTAR
 _RESUMES = re.compile(r"resume|restore|(?:^|_)load(?:$|_)")
 _EXEC = re.compile(r"^[ \t]*exec[ \t]+[^<>\d\s]", re.MULTILINE)
 """What takes the place of the shell."""
+_ACTIVATES = re.compile(r"activate\b|conda|mamba|profile|bashrc|modules?\b|lmod|ssh-agent")
+"""In what makes programs available, and traps nothing."""
+_COMPUTES = re.compile(
+    rf"^[ \t]*eval[ \t]+[\"']?\$\((?![^\n]*(?:{_ACTIVATES.pattern}))", re.MULTILINE
+)
+"""What runs commands that only the shell knows."""
 _STARTS = frozenset({"srun", "mpirun", "mpiexec", "ray", "sbatch"}) | programs.ELSEWHERE
 _MPI = re.compile("mpirun|mpiexec|orterun|prterun")
 
@@ -114,7 +120,7 @@ def faults(
         return
     traps = [word for one in seen if one.words[0] == "trap" for word in one.words[2:]]
     is_unread = not seen or bool(launch.problem)
-    is_open = is_unread or shell_faults.may_set_more(text, seen) or bool(_EXEC.search(text))
+    is_open = is_unread or _may_trap_more(text, seen) or bool(_EXEC.search(text))
     waits = "wait" in names or launch.is_background
     if problem := _signal(directives, traps, waits=waits, is_open=is_open):
         shown = f": --signal={directives['signal']}: {problem}"
@@ -183,6 +189,14 @@ def _waits(job: Mapping[str, str], seen: Sequence[ShellCommand]) -> bool:
         alike = all(step.options.get(key, job.get(key)) == job.get(key) for key in _WHOLE)
         is_held = is_held or (one.end == "&" and alike and bool(gpus) and gpus == of_step)
     return False
+
+
+def _may_trap_more(text: str, seen: Sequence[ShellCommand]) -> bool:
+    """Return whether a script may trap more than it says: by a file that cannot be read here, or
+    by commands that it computes.
+    """
+    unread = (" ".join(one.words[1:]) for one in seen if one.words[0] in {"source", "."})
+    return any(not _ACTIVATES.search(one) for one in unread) or bool(_COMPUTES.search(text))
 
 
 def _signal(
