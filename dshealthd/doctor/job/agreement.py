@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import warning
 from dshealthd.doctor.job.facts import RULES
@@ -15,12 +15,7 @@ from dshealthd.doctor.job.sources.layout import refusal
 from dshealthd.doctor.job.sources.manifest import INDEX
 from dshealthd.doctor.job.sources.programs import ELSEWHERE
 from dshealthd.doctor.job.sources.slurm_options import tasks_per_node
-from dshealthd.doctor.job.start import Invariant, unlike, within
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.doctor.job.start import Start
+from dshealthd.doctor.job.start import Invariant, Start, unlike, within
 
 _HOSTS = ("rdzv-endpoint", "master-addr")
 _PORTS = ("rdzv-endpoint", "master-port")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from dshealthd.jobs.environment import natural
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +62,5 @@ def positive(text: str) -> int:
     """Return the positive whole number in an argument."""
     found = natural(text)
     if not found:
-        message = f"{text!r} is not a whole number of at least 1"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return found

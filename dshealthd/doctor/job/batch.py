@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural
@@ -12,8 +13,6 @@ from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.remedies import at_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dshealthd.doctor.job.context import JobContext
     from dshealthd.doctor.job.sources.deepspeed_config import Parsed
     from dshealthd.doctor.job.sources.source import Source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
@@ -11,8 +12,6 @@ from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.remedies import find_key, paste, show, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dshealthd.doctor.job.context import JobContext
     from dshealthd.doctor.job.sources.source import Source
     from dshealthd.jobs.checkpoint_files import Checkpoint, Gap

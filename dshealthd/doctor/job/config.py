@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.check import Result, check_of, critical, unknown, warning
 from dshealthd.doctor.job.sources import deepspeed_config
-from dshealthd.doctor.job.sources.deepspeed_config import TOP
+from dshealthd.doctor.job.sources.deepspeed_config import TOP, Parsed
 from dshealthd.doctor.job.sources.launcher_command import nearest
 from dshealthd.doctor.remedies import at_key, find_key, paste, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from dshealthd.doctor.job.context import JobContext
-    from dshealthd.doctor.job.sources.deepspeed_config import Parsed
     from dshealthd.doctor.job.sources.source import Source
 
 UNREADABLE = "there is no readable configuration"

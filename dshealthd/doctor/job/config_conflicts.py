@@ -4,20 +4,18 @@ DeepSpeed's own words where it was queried.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.check import Result, check_of, critical, unknown, warning
 from dshealthd.doctor.job.config import UNREADABLE
-from dshealthd.doctor.job.rules import JobRule, broken
+from dshealthd.doctor.job.rules import JobRule, Values, broken
 from dshealthd.doctor.job.rules_of_deepspeed import OF_DEEPSPEED
 from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.remedies import at_key, find_key, paste
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from dshealthd.doctor.job.context import JobContext
-    from dshealthd.doctor.job.rules import Values
     from dshealthd.doctor.job.sources.deepspeed_config import Parsed
     from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
     from dshealthd.doctor.job.sources.source import Source

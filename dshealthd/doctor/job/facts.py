@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from dshealthd.doctor.job.rules import JobRule, broken
 from dshealthd.doctor.job.rules_of_programs import OF_PROGRAMS, OF_SETTINGS
 from dshealthd.doctor.job.sources.expansion import PER_NODE
 from dshealthd.doctor.job.sources.slurm_options import seconds
-from dshealthd.doctor.job.start import Invariant
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from dshealthd.doctor.job.start import Start
+from dshealthd.doctor.job.start import Invariant, Start
 
 _ALIKE = {"podman": "docker", "singularity": "apptainer"}
 """Programs that take the options of another."""

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.doctor import ssh as remote
 from dshealthd.doctor.check import Result, check_of, critical, unknown
-from dshealthd.doctor.job.context import MAX_HOSTS
+from dshealthd.doctor.job.context import MAX_HOSTS, JobContext
 from dshealthd.doctor.job.sources import rendezvous
 from dshealthd.doctor.remedies import paste, unreadable
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.membership import parse_hostfile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.doctor.job.context import JobContext
     from dshealthd.doctor.job.sources.source import Source
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,6 @@ from dshealthd.doctor.job.start import Invariant, Start, broken, within
 from dshealthd.jobs.environment import TIMEOUT, is_loopback, natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from dshealthd.doctor.job.context import JobContext
     from dshealthd.doctor.job.sources.source import Source
 

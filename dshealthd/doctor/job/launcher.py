@@ -5,6 +5,7 @@ gets more of them than it has visible GPUs.
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,17 +13,14 @@ from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job import config_conflicts
 from dshealthd.doctor.job.agreement import INVARIANTS, OCCUPANCY
-from dshealthd.doctor.job.sources.launcher_command import READ
+from dshealthd.doctor.job.sources.launcher_command import READ, LauncherCommand
 from dshealthd.doctor.job.sources.slurm_options import gpus_per_node
 from dshealthd.doctor.job.start import broken
 from dshealthd.doctor.remedies import paste
 from dshealthd.jobs.environment import RENDEZVOUS, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dshealthd.doctor.job.context import JobContext
-    from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
     from dshealthd.doctor.job.sources.slurm_script import SlurmScript
 
 _LEFT_BEHIND = ("TORCH_NCCL_", "DEEPSPEED_TIMEOUT", "CUDA_DEVICE_ORDER", "GLOO_SOCKET_IFNAME")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Context
@@ -17,8 +18,6 @@ from dshealthd.jobs.nccl.settings import Misfit
 from dshealthd.jobs.network_devices import NetworkDevices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from dshealthd.doctor.job.context import JobContext
 
 _CRITICAL = frozenset({*Misfit, *Problem, Misnomer.MISSPELT} - {Problem.DISABLED, Problem.EXPOSED})

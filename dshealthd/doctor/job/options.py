@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from dshealthd.doctor.check import warning
 from dshealthd.doctor.job.sources.launcher_command import (
@@ -15,12 +15,7 @@ from dshealthd.doctor.job.sources.launcher_command import (
     nearest,
 )
 from dshealthd.doctor.job.sources.programs import lost_words
-from dshealthd.doctor.job.start import Invariant
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.doctor.job.start import Start
+from dshealthd.doctor.job.start import Invariant, Start
 
 _PLACES = {
     "torchrun": ("nproc-per-node", "nnodes", "rdzv-endpoint", "rdzv-backend", "standalone"),

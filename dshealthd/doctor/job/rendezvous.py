@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read
@@ -16,8 +17,6 @@ from dshealthd.linux.tcp_tables import parse_tcp
 from dshealthd.probe.members.local_membership import is_local
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dshealthd.doctor.job.context import JobContext
 
 

@@ -14,17 +14,15 @@ the training's program, `job:KEY` a quantity of the job.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from dshealthd.doctor.check import Result, critical
 from dshealthd.doctor.job.sources.fields import quantity
 from dshealthd.jobs.environment import natural
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    Values = Callable[[str], Sequence[str]]
-    """The values of a key; none where it is not given."""
+Values = Callable[[str], Sequence[str]]
+"""The values of a key; none where it is not given."""
 
 _TERM = re.compile(r"(!?)(\S+?)(?:(=|~|<|>)(.*))?", re.DOTALL)
 _OPEN = re.compile(r"\$|\{\{|^<.*>$|^%|^auto$")

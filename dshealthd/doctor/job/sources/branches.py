@@ -6,14 +6,13 @@ import contextlib
 import fnmatch
 import operator
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.job.sources import expansion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from dshealthd.doctor.job.sources.expansion import Variables
 
 _DEFAULT = re.compile(r"\$\{\w+:?[-+=?]")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.doctor.job.sources import programs, shell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from dshealthd.doctor.job.sources.programs import Read
 
 _OUTER = programs.WRAPPERS | programs.ELSEWHERE | {"srun"}

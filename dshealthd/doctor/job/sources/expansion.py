@@ -11,14 +11,11 @@ from __future__ import annotations
 import ast
 import operator
 import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from dshealthd.jobs.environment import MAX_VALUE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 MAX_COMMAND = 1 << 21
 """Maximum characters of a command; the kernel runs none that is longer (execve(2))."""
@@ -228,8 +225,7 @@ def _number(node: ast.expr) -> int:
         return int(compare(_number(node.left), _number(node.comparators[0])))
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
         return int(_OPERATIONS[type(node.op)](_number(node.left), _number(node.right)))
-    message = "no expression of whole numbers"
-    raise ValueError(message)
+    raise ValueError("no expression of whole numbers")
 
 
 def _value(match: re.Match[str], variables: Variables) -> str:
@@ -318,8 +314,7 @@ def words(text: str) -> Iterator[tuple[str, str]]:
             at = max(at, behind) if found == "\n" else at
             yield found, kind
     if at < len(text):
-        message = f"line {text.count(chr(10), 0, at) + 1}: No closing quotation"
-        raise ValueError(message)
+        raise ValueError(f"line {text.count(chr(10), 0, at) + 1}: No closing quotation")
     yield "\n", "operator"
 
 
@@ -358,8 +353,7 @@ def all_expanded(words: Iterable[str], variables: Variables) -> Iterator[str]:
         for text in expanded(word, variables):
             total += len(text) + 1
             if total > MAX_COMMAND:
-                message = f"a command is longer than {MAX_COMMAND >> 20} MiB"
-                raise ValueError(message)
+                raise ValueError(f"a command is longer than {MAX_COMMAND >> 20} MiB")
             yield text
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from dshealthd.jobs.environment import natural
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,15})?(?:e-?\d{1,2})?)(m|[kMGTP]i?)?")
 MAX_SIZE = 1 << 20
@@ -99,8 +97,7 @@ def plain(value: object) -> Any:
         nonlocal left
         left -= 1 + (len(value) if isinstance(value, str | bytes) else 0)
         if left < 0 or depth > MAX_DEPTH:
-            message = "it is too deep or too large"
-            raise ValueError(message)
+            raise ValueError("it is too deep or too large")
         if isinstance(value, dict):
             return {str(key): copied(one, depth + 1) for key, one in value.items()}
         if isinstance(value, list):

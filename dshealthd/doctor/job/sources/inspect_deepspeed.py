@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 
 if __name__ == "__main__" and os.path.realpath(sys.path[0]) == os.path.dirname(
     os.path.realpath(__file__)
@@ -27,10 +28,7 @@ import json
 import logging
 import re
 import resource
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any
 
 CPU_SECONDS = 120
 """CPU time limit of this process; importing torch takes 2 to 10."""

@@ -13,7 +13,7 @@ import itertools
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,6 @@ from dshealthd.doctor.job.sources import expansion, programs, shell
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from dshealthd.doctor.job.sources.programs import Read
 
 _MODULES = {

@@ -4,6 +4,7 @@ says.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,6 @@ from dshealthd.doctor.job.sources.slurm_options import tasks_per_node
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
     from dshealthd.probe.members.membership import Member
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,6 @@ from dshealthd.doctor.job.sources.shell import ShellCommand
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 
 MAX_BYTES = 1 << 18
@@ -273,14 +272,11 @@ def parse(text: str) -> dict[str, Any]:
     try:
         found = {"documents": plain(list(yaml.safe_load_all(text)))}
     except yaml.YAMLError as error:
-        message = f"is not YAML: {' '.join(str(error).split())}"
-        raise ValueError(message) from error
+        raise ValueError(f"is not YAML: {' '.join(str(error).split())}") from error
     except MISSHAPEN as error:
-        message = f"has no fields of a Kubernetes manifest: {error}"
-        raise ValueError(message) from error
+        raise ValueError(f"has no fields of a Kubernetes manifest: {error}") from error
     if not from_json(found).pods:
-        message = "has no template of pods"
-        raise ValueError(message)
+        raise ValueError("has no template of pods")
     return found
 
 

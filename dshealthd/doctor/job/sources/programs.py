@@ -7,13 +7,10 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container, Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
-
-    Read = Callable[[str], str]
-    """Returns the text of a file; empty where there is none."""
+Read = Callable[[str], str]
+"""Returns the text of a file; empty where there is none."""
 
 LAUNCHERS = frozenset({"torchrun", "deepspeed", "accelerate", "accelerate-launch", "srun"})
 CONTAINERS = frozenset({"singularity", "apptainer", "enroot", "podman", "docker"})

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.doctor.job.sources import launcher_command
@@ -18,8 +19,6 @@ from dshealthd.doctor.job.sources.shell_faults import ScriptFault
 from dshealthd.doctor.job.sources.source import training_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
     from dshealthd.doctor.job.sources.calls import Call
     from dshealthd.doctor.job.sources.shell import ShellCommand
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,6 @@ from dshealthd.core.sockets import name_is_unknown
 from dshealthd.jobs.environment import is_loopback, natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 
 STATIC_PORT = 29500

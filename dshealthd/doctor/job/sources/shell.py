@@ -7,6 +7,7 @@ returned, marked as conditional.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,8 +15,6 @@ from dshealthd.doctor.job.sources import branches, expansion, programs
 from dshealthd.jobs.environment import MAX_VALUE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from dshealthd.doctor.job.sources.expansion import Variables
     from dshealthd.doctor.job.sources.programs import Read
 
@@ -236,8 +235,7 @@ class Shell:
         """Yield what a command runs: itself, or the commands of a function, file or other shell."""
         self._left -= 1
         if self._left < 0:
-            message = f"it has more than {MAX_COMMANDS} commands"
-            raise ValueError(message)
+            raise ValueError(f"it has more than {MAX_COMMANDS} commands")
         own = dict(command.own)
         words = tuple(programs.unwrapped(command.words, own, programs.HERE))
         command = command._replace(words=words, own=own)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.doctor.job.sources import launcher_command, programs, shell
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from dshealthd.doctor.job.sources.shell import ShellCommand
 
 _SAYS = frozenset({"echo", "printf", "date"})

@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import signal
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.job.sources import launcher_command, programs, shell
@@ -14,8 +15,6 @@ from dshealthd.doctor.job.sources.slurm_options import gpus_per_node, seconds, t
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from dshealthd.doctor.job.sources.launcher_command import CommandLaunch
     from dshealthd.doctor.job.sources.shell import ShellCommand
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from dshealthd.jobs.environment import natural
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _MEMORY = re.compile(r"(\d{1,12})([KMGTkmgt]?)B?")
 _GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?")

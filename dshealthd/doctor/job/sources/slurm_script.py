@@ -129,8 +129,7 @@ def parse(
         refused = [ScriptFault(" does not begin with #!: sbatch refuses it", "#!", "^#!")]
     text = text.replace("\r\n", "\n")
     if not text.startswith("#!") and not refused:
-        message = "is not a batch script: it does not begin with #!"
-        raise ValueError(message)
+        raise ValueError("is not a batch script: it does not begin with #!")
     components, ignored = _head(text)
     directives = components[0]  # the shell runs in the first
     problem = ""

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dshealthd.jobs.environment import MAX_VALUE
-from dshealthd.linux.forked import Pool
+from dshealthd.linux.forked import Emit, Pool
 from dshealthd.linux.process_root import Root
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from dshealthd.linux.forked import Emit
 
 T = TypeVar("T")
 
@@ -76,8 +72,7 @@ def read_owned(path: str, limit: int) -> bytes:
     with Root.of_owner(Path("/"), absolute) as root:
         content = root.read(absolute, limit + 1)
     if len(content) > limit:
-        message = f"{path} is larger than {limit >> 10} KiB, the limit"
-        raise ValueError(message)
+        raise ValueError(f"{path} is larger than {limit >> 10} KiB, the limit")
     return content
 
 
@@ -88,8 +83,7 @@ def read_text(path: str, limit: int) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        message = f"{path}:{line}: byte {content[error.start]:#04x} is not UTF-8"
-        raise ValueError(message) from error
+        raise ValueError(f"{path}:{line}: byte {content[error.start]:#04x} is not UTF-8") from error
 
 
 def variables_in_deepspeed_env() -> list[str]:
