@@ -181,7 +181,7 @@ class Jobs:
         if not reader.is_open:
             self._problem = None
             try:
-                reader.start()
+                reader.start(asyncio.get_running_loop())
             except SourceError as error:
                 self._problem = error
                 return

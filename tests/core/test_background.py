@@ -179,7 +179,7 @@ async def test_senders_wait_for_threads(
     """What a sender needs is done as soon as threads can be started again."""
     monkeypatch.setattr(blocking_tasks, "RETRY", 0.01)
     done: list[int] = []
-    tasks = blocking_tasks.BlockingTasks()
+    tasks = blocking_tasks.BlockingTasks(asyncio.get_running_loop())
     for number in range(20):
         tasks.run(1, functools.partial(int, number), done.append)
     await asyncio.sleep(0.05)
@@ -196,11 +196,10 @@ async def test_senders_that_are_let_go_without_a_thread(
     """What waits when the reader is closed is not done any more."""
     monkeypatch.setattr(blocking_tasks, "RETRY", 0.01)
     done: list[str] = []
-    tasks = blocking_tasks.BlockingTasks()
+    tasks = blocking_tasks.BlockingTasks(asyncio.get_running_loop())
     tasks.run(1, lambda: "before", done.append)
     tasks.close()
     short.undo()
-    others = blocking_tasks.BlockingTasks()
-    others.run(1, lambda: "after", done.append)
+    tasks.run(1, lambda: "after", done.append)
     await eventually(lambda: "after" in done)
     assert done == ["after"]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import logging
-from collections import defaultdict
+from collections import Counter, deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import background
 from dshealthd.core.child import StartError
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    import asyncio
 
 log = logging.getLogger(__name__)
 
@@ -24,39 +25,61 @@ RETRY = 1.0
 
 
 class BlockingTasks:
-    """Runs a bounded number of tasks at a time, in total and for each user."""
+    """A queue of tasks that runs a bounded number at a time, in total and for each user."""
 
-    def __init__(self) -> None:
-        """Begin without tasks."""
-        self._places = asyncio.Semaphore(THREADS)
-        self._of_user: defaultdict[int, asyncio.Semaphore] = defaultdict(
-            lambda: asyncio.Semaphore(THREADS_PER_USER)
-        )
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closed = False
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Prepare; answers are delivered in `loop`."""
+        self._loop = loop
+        self._waiting: deque[tuple[int, Callable[[], Any], Callable[[Any], object]]] = deque()
+        self._running: Counter[int] = Counter()
+        self._retry: asyncio.TimerHandle | None = None
 
-    def run(self, user: int, errand: Callable[[], T], answer: Callable[[T], object]) -> None:
-        """Queue a blocking task for a user, and call `answer` with its result in the running loop.
+    def run(self, user: int, errand: Callable[[], Any], answer: Callable[[Any], object]) -> None:
+        """Queue a blocking task for a user, and call `answer` with its result.
 
         The task must not raise.
         """
-        task = asyncio.get_running_loop().create_task(self._run(user, errand, answer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._waiting.append((user, errand, answer))
+        if self._retry is None:
+            self._start()
 
     def close(self) -> None:
         """Drop the tasks that have not begun."""
-        self._closed = True
+        self._waiting.clear()
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
 
-    async def _run(self, user: int, errand: Callable[[], T], answer: Callable[[T], object]) -> None:
-        # The user's first: whose processes all hang must not take the places of others.
-        async with self._of_user[user], self._places:
-            while not self._closed:
-                try:
-                    found = await background.call(errand, "a heartbeat sender", None)
-                except StartError as error:
-                    log.warning("%s", error)
-                    await asyncio.sleep(RETRY)
-                else:
-                    answer(found)
-                    return
+    def _start(self) -> None:
+        self._retry = None
+        for _ in range(len(self._waiting)):
+            if self._running.total() >= THREADS:
+                return
+            waiting = self._waiting.popleft()
+            # To the end of the queue: a user whose processes all hang must not block it.
+            if self._running[waiting[0]] >= THREADS_PER_USER:
+                self._waiting.append(waiting)
+                continue
+            try:
+                background.start(functools.partial(self._run, *waiting), "a heartbeat sender")
+            except StartError as error:
+                self._waiting.appendleft(waiting)
+                self._retry = self._loop.call_later(RETRY, self._start)
+                log.warning("%s", error)
+                return
+            self._running[waiting[0]] += 1
+
+    def _run(self, user: int, errand: Callable[[], Any], answer: Callable[[Any], object]) -> None:
+        found = errand()
+
+        # Decremented in the loop, where it was incremented, so that no lock is needed.
+        def deliver() -> None:
+            self._running[user] -= 1
+            if not self._running[user]:
+                del self._running[user]
+            answer(found)
+            if self._retry is None:
+                self._start()
+
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(deliver)

@@ -31,6 +31,8 @@ from dshealthd.jobs.heartbeats.sender import Sender, by_rank
 from dshealthd.training.message import PAGE, OlderLayout, newest_message
 
 if TYPE_CHECKING:
+    import asyncio
+
     from dshealthd.core.host import Host
 
 MAX_SENDERS = 256
@@ -81,8 +83,8 @@ class HeartbeatReader:
         """Whether heartbeat pages are read."""
         return self._blocking_tasks is not None
 
-    def start(self) -> None:
-        """Read pages from now on, in the running loop.
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Read pages from now on, in `loop`.
 
         SourceError if `/proc` is not that of the agent's pid namespace.
         """
@@ -98,7 +100,7 @@ class HeartbeatReader:
                 "cannot be identified",
             )
         self._places = min(MAX_SENDERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-        self._blocking_tasks = BlockingTasks()
+        self._blocking_tasks = BlockingTasks(loop)
         self._opened = self._monotonic()
 
     def close(self) -> None:

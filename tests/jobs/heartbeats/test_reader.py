@@ -44,7 +44,7 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="processes of other users 
 def reading() -> Iterator[HeartbeatReader]:
     """Run a reader in the running loop."""
     reader = HeartbeatReader(Host())
-    reader.start()
+    reader.start(asyncio.get_running_loop())
     try:
         yield reader
     finally:
@@ -428,7 +428,7 @@ async def test_processes_of_another_namespace(tmp_path: Path) -> None:
     """With a procfs whose pids are not the agent's, no sender could be known; this is said."""
     (tmp_path / "self").symlink_to("1")
     with pytest.raises(SourceError, match="another pid namespace"):
-        HeartbeatReader(Host(procfs=tmp_path)).start()
+        HeartbeatReader(Host(procfs=tmp_path)).start(asyncio.get_running_loop())
 
 
 async def test_agent_that_stood_still() -> None:
