@@ -232,5 +232,5 @@ def test_processes_that_cannot_be_killed_are_left_and_named(mount: frozen.Mount)
     for name in stuck:
         assert "cannot be killed" in found[name].problem
         assert found[name].left
-        os.waitpid(-1, 0)  # thawed, it takes the signal
+        os.waitpid(found[name].left, 0)  # thawed, it takes the signal
     assert not any(forked.remains(found[name].left) for name in stuck)
