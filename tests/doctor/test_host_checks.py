@@ -200,7 +200,7 @@ def test_paths_of_the_command_line(mount: frozen.Mount) -> None:
     finally:
         mount.thaw()
     assert ended.hung
-    os.waitpid(-1, 0)
+    os.waitpid(ended.left, 0)
     for left in mount.directory.glob(".dshealthd-*"):
         left.unlink()  # of the process that was killed in its write
     assert outcomes(path_check(path), context) == ["ok"]
