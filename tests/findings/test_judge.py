@@ -222,6 +222,18 @@ def test_unread_source_is_unknown_while_its_finding_waits(node: Node) -> None:
     assert node.found() == ["NvmlBroken"]
 
 
+def test_a_call_that_hangs_is_unknown_before_it_is_a_finding(node: Node) -> None:
+    """A GPU whose call has just timed out is unread; that NVML hangs is not yet said."""
+    node.snapshot.expect("gpu", 60.0)
+    node.read(0.1)
+    faults = (Fault("GPU 3", Reason.TIMEOUT, "no answer within 10 s"),)
+    result = CollectionResult(CollectionOutcome.OK, (), faults=faults, duration=0.0)
+    node.snapshot.put("gpu", result)
+    node.judge.judge()
+    assert node.found() == ["CollectorFailing"]
+    assert node.judge.verdict.state is State.UNKNOWN
+
+
 def test_unreadable_source_ends_no_finding(node: Node) -> None:
     """A limit that was nearly reached is not far away because it cannot be read any more."""
     node.over(0.95)
