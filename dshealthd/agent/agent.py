@@ -82,7 +82,7 @@ class Agent:
             lambda: self._judge.verdict,
             lambda: overview(self._series(), "", wall=time.time()),
             self._judge.hours,
-            lambda names: self._scheduler.collect(names),  # noqa: PLW0108 - it is made below
+            self._collect,
             time.monotonic,
             time.time,
         )
@@ -185,6 +185,10 @@ class Agent:
             if errors is not None:
                 errors.close()
         log.info("stopped")
+
+    def _collect(self, names: Iterable[str]) -> None:
+        """Have collectors look at once."""
+        self._scheduler.collect(names)
 
     def _children_errors(self) -> ErrorPipe | None:
         """Route the standard error of the agent's children into the log's queue."""

@@ -20,10 +20,10 @@ MAX_SIZES, MAX_REPETITIONS = 32, 1000
 """Most sizes of a round's collectives, and repetitions of each."""
 MAX_PAIRS = 6
 """Most pairs that a report has; only those of this epoch or the last one are reported."""
-MAX_KEY = 256
-MAX_VALUE = 45000
-"""Bytes in a rendezvous store: in base64 and with the other fields a value fits into the largest
-body between agents.
+MAX_KEY, MAX_VALUE = 256, 45000
+"""Characters of a key and bytes of a value in a rendezvous store. With the other fields both fit
+into `protocol.MAX_MESSAGE`: the value takes 60,000 bytes in base64, the key at most twelve for each
+character, where JSON escapes it.
 """
 MAX_WAIT = 4.0
 """Seconds that one operation of the store waits for a key; a longer wait takes several calls."""

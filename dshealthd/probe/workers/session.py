@@ -40,7 +40,8 @@ the deadline ends a worker first.
 """
 SECOND_LOOK = 0.5
 """Seconds after which a worker in uninterruptible sleep is looked at again: who waits for a page
-from a busy disk is in it, too, but for a tenth of that.
+from a busy disk is in it, too, but for a tenth of that: an estimate, as a disk answers in
+milliseconds and a queue of requests in tens of them.
 """
 MAX_FRAME = 1 << 20
 MAX_STORE_SECONDS = 600.0
