@@ -26,6 +26,7 @@ def page(data=b"", size={PAGE}, seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW):
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
     os.pwrite(file, data, 0)
     return file
+print("begun", flush=True)
 """
 FOLLOW = """
 file = page(bytes.fromhex(sys.stdin.readline()))
@@ -87,7 +88,11 @@ def interpreter(user: int | None) -> str:
 def sending(
     variables: Mapping[str, str], code: str = FOLLOW, user: int | None = None
 ) -> Iterator[SenderProcess]:
-    """Run a sender with these variables and no others; `code` may make a `page`."""
+    """Run a sender with these variables and no others, once it waits; `code` may make a `page`.
+
+    While the kernel works on its exec, its environment is empty and its state may be D: a
+    collection of that moment finds no rank.
+    """
     popen = subprocess.Popen(
         [interpreter(user), "-I", "-c", PRELUDE + code],
         env={"PATH": os.defpath, **variables},
@@ -101,6 +106,8 @@ def sending(
     )
     sender = SenderProcess(popen)
     try:
+        assert popen.stdout is not None
+        assert popen.stdout.readline() == "begun\n"
         yield sender
     finally:
         sender.end()
