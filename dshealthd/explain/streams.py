@@ -240,8 +240,8 @@ class Splitter:
             name_at(line, task.end() if task and self.has_tasks else begin)
             for line, begin, task in zip(sample, begins, tasks, strict=True)
         ]
-        for container in {match["container"] for match in found if match}:
-            column = [one if one and one["container"] == container else None for one in found]
+        for container, end in {_form(match) for match in found if match}:
+            column = [one if one and _form(one) == (container, end) else None for one in found]
             names = {match["host"] for match in column if match}
             named = len(column) - column.count(None)
             least = float(ENOUGH)
@@ -467,6 +467,11 @@ class Splitter:
         if match and match.re is NODE and same_digits(match["host"]) not in self.nodes:
             return None
         return match
+
+
+def _form(name: re.Match[str]) -> tuple[str | None, str]:
+    """Return what stands behind a name: a collector puts the same behind all."""
+    return name["container"], "" if name["container"] else name[0].rstrip()[-1]
 
 
 def _syslog_host(match: re.Match[str]) -> str | None:

@@ -225,6 +225,18 @@ def test_a_launcher_of_many_hosts_adds_lines_of_its_own(own: int, host: str | No
     assert finding.host == host
 
 
+def test_names_in_a_column_have_one_form() -> None:
+    """A driver's own name before a line is no host beside a column of another form."""
+    finding = explained(
+        "Jun 20 04:22:54 dgx-2 agent[2190]: tail rank=8 | step 222 loss 1.94",
+        "Jun 20 04:23:24 dgx-1 agent[2214]: tail rank=0 | step 222 loss 1.98",
+        "Jun 20 04:23:59 dgx-2 agent[2190]: tail rank=8 | step 226 loss 1.98",
+        "Jun 20 04:24:31 dgx-2 kernel: nvidia-nvswitch2: SXid (PCI:0000:c7:00.0): 20034, Fatal, "
+        "Link 41 LTSSM Fault Up",
+    )
+    assert finding.host == "dgx-2"
+
+
 @pytest.mark.parametrize(("ranks", "kept"), [(4096, 4096), (4097, 1)])
 def test_so_many_origins_are_remembered(ranks: int, kept: int) -> None:
     """All are forgotten beyond, so that a log of any number of ranks is read in bounded memory."""
