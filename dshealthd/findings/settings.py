@@ -16,7 +16,7 @@ from dshealthd.findings.series import Series, by, some
 DEVICES = {
     "absent": "names nothing on this node",
     "down": "names what is down",
-    "loopback": "leaves a job of several nodes only the loopback interface",
+    "loopback": "leaves a job of several nodes only an interface inside the node",
 }
 """What is wrong with a variable that names interfaces or adapters, by the collector's word."""
 VALUES = {

@@ -51,7 +51,7 @@ class Problem(enum.StrEnum):
     DOWN = "down"
     """It names an interface or adapter that is down."""
     LOOPBACK = "loopback"
-    """It leaves a run of several nodes only the loopback interface."""
+    """It leaves a run of several nodes only an interface inside the node, such as lo."""
     DISABLED = "disabled"
     """It disables a transport."""
     EXPOSED = "exposed"
@@ -123,16 +123,26 @@ def interface(text: str, interfaces: Interfaces, *, many_nodes: bool) -> Iterato
         return
     selection = parse_selection(text)
     taken = {name: runs for name, runs in interfaces.items() if selection.covers(name)}
-    if not taken:
+    others = {name for name, runs in taken.items() if runs is not False and not _of_node(name)}
+    entries = () if selection.exclude else selection.entries
+    if many_nodes and entries and all(_of_node(one.name) for one in entries):
+        yield "NCCL_SOCKET_IFNAME", Problem.LOOPBACK  # also where this node has none of them
+    elif not taken:
         yield "NCCL_SOCKET_IFNAME", Problem.ABSENT
     elif all(runs is False for runs in taken.values()):
         yield "NCCL_SOCKET_IFNAME", Problem.DOWN
-    elif many_nodes and "lo" in taken:
+    elif many_nodes and (not others or (selection.exclude and "lo" in taken)):
         # With the variable set, NCCL excludes only what it lists, and bootstrap takes the first
         # remaining interface: loopback comes before all others (ncclFindInterfaces, 2.30.7).
-        others = {name for name, runs in taken.items() if runs is not False} - {"lo"}
-        if selection.exclude or not others:
-            yield "NCCL_SOCKET_IFNAME", Problem.LOOPBACK
+        yield "NCCL_SOCKET_IFNAME", Problem.LOOPBACK
+
+
+def _of_node(name: str) -> bool:
+    """Return whether an interface leads to no other node, by its name.
+
+    NCCL passes over the same unless it is told to use them (ncclFindInterfaces, "^docker,lo").
+    """
+    return name == "lo" or name.startswith("docker")
 
 
 def adapters(text: str, ports: Ports) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ MEANINGS = {
     "repeated": "lists a GPU twice, so CUDA shows none",
     "absent": "names a device that this node does not have",
     "down": "names a device that is down",
-    "loopback": "leaves a multi-node job only the loopback interface",
+    "loopback": "leaves a multi-node job only an interface inside the node",
     "out_of_range": "has a value out of range",
     "no_number": "has a value that is not a number to its reader",
     "misspelt": "seems to be misspelt: a similar variable is set that nothing reads",

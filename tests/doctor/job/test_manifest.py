@@ -450,7 +450,7 @@ def test_variables_of_pods(tmp_path: Path) -> None:
     pod = POD.replace("env: [", "env: [{name: NCCL_SOCKET_IFNAME, value: lo}, ")
     (found,) = results("nccl-variables", manifest(tmp_path, jobset(pod)))
     assert found.outcome is CRITICAL
-    assert "only the loopback interface" in found.text
+    assert "only an interface inside the node" in found.text
     (found,) = results("nccl-variables", manifest(tmp_path, jobset(pod.replace("lo}", "^lo}"))))
     assert found.outcome is OK
     adapter = pod.replace("NCCL_SOCKET_IFNAME, value: lo}", "NCCL_IB_HCA, value: mlx5_0}")
