@@ -42,9 +42,10 @@ OF_PROGRAMS = (
     ),
     *rows(
         "training", "github.com/NVIDIA/Megatron-LM, megatron/training/training.py",
-        (r"exit-duration-in-mins>job:minutes & sbatch:time~^\d+:\d+$",
-         ("--exit-duration-in-mins {0} comes after the end of the job, whose --time={1} is in"
-         " minutes and seconds: it is killed before it saves")),
+        ("exit-duration-in-mins>job:minutes & sbatch:time & job:minutes & !exit-signal-handler",
+         ("--exit-duration-in-mins {0} comes after the end of the job, whose --time={1} is {2}"
+         " minutes: it is killed before it saves")),
+        make=warning,
     ),
     *rows(
         "environment", "docs.nvidia.com/deeplearning/nccl/user-guide, NCCL_NET, NCCL_IB_DISABLE",

@@ -137,6 +137,28 @@ def test_filters_as_deepspeed_applies_them(oracle: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "ranks"),
+    [
+        (["--hostfile=hosts"], 32),
+        (["--hostfile=hosts", "--include=a"], None),
+        (["--hostfile=hosts", "$ARGS"], None),
+        ([], None),
+    ],
+)
+def test_hostfile_that_the_job_writes(options: list[str], ranks: int | None) -> None:
+    """All that Slurm gives the job, unless an option takes a part of it."""
+    found = layout(
+        ranks=None,
+        command=launcher_command.parse(["deepspeed", *options, "train.py"], {}),
+        requested={"nodes": "4", "gpus-per-node": "8"},
+        members=[],
+        variables={},
+        gpus=None,
+    )
+    assert found.ranks == ranks
+
+
+@pytest.mark.parametrize(
     ("command", "ranks", "nodes"),
     [
         ("torchrun --nnodes=4 --nproc-per-node=8 train.py", 32, 4),
@@ -150,6 +172,7 @@ def test_filters_as_deepspeed_applies_them(oracle: dict[str, Any]) -> None:
         ("deepspeed --num_gpu 4 train.py", 4, 1),
         ("deepspeed train.py", 8, 1),
         ("deepspeed '$ARGS' train.py", None, None),
+        ("torchrun --nproc-per-node=8 '$DIR/train.py'", 8, 1),  # a path holds no options
         ("srun -N2 --ntasks-per-node=8 python train.py", 16, 2),
         ("srun --nodes=2 --ntasks=16 -l python train.py", 16, 2),
         ("srun -N 2 bash -c 'torchrun --nnodes=2 --nproc-per-node=8 train.py'", 16, 2),

@@ -438,6 +438,8 @@ def _options(rest: Sequence[str], program: str) -> tuple[dict[str, str], list[st
     while at < len(rest) and rest[at].startswith(("-", "$")) and rest[at] != "-":
         word = rest[at]
         if word.startswith("$"):
+            if "/" in word:  # a path, below a folder that only the shell knows
+                break
             is_partial = True
             if program != "srun":  # it may as well be the script, whose options follow
                 break

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.job.sources.slurm_options import tasks_per_node
+from dshealthd.doctor.job.sources.slurm_options import gpus_per_node, tasks_per_node
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 HERE = "GPUs of this node"
 """Where the layout of `deepspeed` comes from without a hostfile."""
+_PARTS = frozenset({"include", "exclude", "num-nodes", "num-gpus", "num-accelerators"})
+"""Options of `deepspeed` that take a part of a hostfile."""
 _PER_GPU = frozenset({"gpu", "auto"})
 """Values with which torchrun starts one rank on each GPU that it sees."""
 
@@ -65,6 +67,8 @@ def _launched(
     if command is None and not members:
         return Layout(nodes=nodes, source="Slurm")
     if command is None or (inner := command.find("deepspeed")) is not None:
+        if inner is not None and not members and _takes_all(inner):
+            return _allocated(requested)
         return _deepspeed(inner if command else None, members, gpus)
     if (inner := command.find("torchrun")) is not None:
         found = torchrun(inner, gpus)
@@ -75,6 +79,17 @@ def _launched(
     if ranks is None and nodes is not None and per_node is not None:
         ranks = nodes * per_node
     return Layout(ranks, nodes, per_node, source="srun")
+
+
+def _takes_all(command: LauncherCommand) -> bool:
+    """Return whether `deepspeed` uses all of a hostfile."""
+    return "hostfile" in command.options and not (command.is_partial or _PARTS & {*command.options})
+
+
+def _allocated(requested: Mapping[str, str]) -> Layout:
+    """Return the layout of a hostfile that the job is yet to write: all that Slurm gives it."""
+    nodes, gpus = natural(requested.get("nodes")), gpus_per_node(requested)
+    return Layout(nodes * gpus, nodes, gpus, source="GPUs of Slurm") if nodes and gpus else Layout()
 
 
 def torchrun(command: LauncherCommand, gpus: int | None) -> Layout:
@@ -104,7 +119,7 @@ def _deepspeed(
     hosts = tuple(
         (name, len(slots) if count is None else count) for name, slots in filtered.items()
     )
-    if options.keys() & {"include", "exclude", "num-nodes", "num-gpus", "num-accelerators"}:
+    if options.keys() & _PARTS:
         source += " and options of deepspeed"
     per_node = max((slots for _, slots in hosts), default=0)
     is_local = source.startswith(HERE)

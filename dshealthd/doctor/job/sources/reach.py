@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _BUILTINS = frozenset({"cd", "source", ".", "export", "set", "ulimit", "alias", "module", "umask"})
 """Commands of a shell, which no other program can run."""
 _STARTERS = frozenset({"srun", "mpirun", "mpiexec", "nohup", "timeout"})
+_APPTAINER = frozenset({"apptainer", "singularity"})
 _CONTAINERS = frozenset({"docker", "podman"})
 _ISOLATES = frozenset({"cleanenv", "e", "containall", "C"})
 _OPEN_MPI = frozenset({"mca", "x", "bind-to", "map-by", "allow-run-as-root", "oversubscribe"})
@@ -36,6 +37,9 @@ _OF_CONTAINER = ("APPTAINERENV_", "SINGULARITYENV_")
 """Begin variables that set others in a container of apptainer, also with --cleanenv."""
 _EPHEMERAL = frozenset({"rm", "writable-tmpfs", "container-image"})
 """Options with which what a container changes ends with it."""
+_CONTAINS = frozenset({"contain", "c", "containall", "C"})
+_OF_CONTAINER_ALONE = re.compile(r"(?:~|\$\{?HOME\}?|/root|/home/[^/]+|/tmp|/var/tmp)(?:/|$)")
+"""Folders that a container of apptainer has of its own with these options (apptainer exec(1))."""
 _OF_NODE = re.compile(r"(/tmp|/dev/shm|\$\{?(SLURM_)?TMPDIR\}?)(/|$)")
 """Folders of a node; files there are of no other, and often removed behind the job."""
 _COPIES = frozenset({"cp", "mv", "rsync", "tar", "rclone", "aws", "gsutil", "gcloud", "azcopy"})
@@ -61,7 +65,7 @@ def crossing(call: Call, *, is_batch: bool) -> Crossing | None:
     if call.program in _CONTAINERS and is_known:
         names = _named([*given.get("e", ()), *given.get("env", ())])
         return Crossing(f"{call.program} run", names.__contains__, "-e NAME")
-    if call.program in {"apptainer", "singularity"} and given.keys() & _ISOLATES:
+    if call.program in _APPTAINER and given.keys() & _ISOLATES:
         names = _named([one for text in given.get("env", ()) for one in text.split(",")])
         return Crossing(f"{call.program} --cleanenv", names.__contains__, "--env NAME=$NAME")
     is_spread = any(name in given for name in _HOSTS) and _OPEN_MPI & given.keys()
@@ -183,9 +187,17 @@ def _unmounted(
     inside = {source: target for source, target in mounts.items() if _top(source) != _top(target)}
     own = {_top(target) for target in inside.values()}  # folders that the host need not have
     ends = set() if "container-name" in options else _EPHEMERAL & options.keys()
+    alone = _CONTAINS & options.keys() if program in _APPTAINER else set()
+    alone = set() if options.keys() & {"home", "H", "workdir", "W"} else alone
     for option, path in launcher_command.outputs(words):
         is_own = path.startswith("/") and _top(path) in own
-        if ends and is_own and not _is_in(path, mounts.values()):
+        if alone and _OF_CONTAINER_ALONE.match(path) and not _is_in(path, mounts.values()):
+            yield ScriptFault(
+                f": --{option} {path[:80]} is lost when its container ends: with --{min(alone)} its"
+                " home and /tmp are its own, and nothing is mounted there",
+                *(path, path),
+            )
+        elif ends and is_own and not _is_in(path, mounts.values()):
             yield ScriptFault(
                 f": --{option} {path[:80]} is lost when its container ends: nothing is mounted"
                 f" there, and --{min(ends)} keeps no changes of an image",

@@ -39,6 +39,7 @@ _OF_MPI = {
 _NEW = re.compile(r"\$\{?(TIME_OF_START|RANDOM|BASHPID|EPOCHSECONDS|SLURM_RESTART_COUNT)\b")
 """What is another each time that a script starts."""
 _RESUMES = re.compile(r"resume|restore|(?:^|_)load(?:$|_)")
+_NEVER = frozenset({"false", "none", "no", "never", "0"})
 _EXEC = re.compile(r"^[ \t]*exec[ \t]+[^<>\d\s]", re.MULTILINE)
 """What takes the place of the shell."""
 _ACTIVATES = re.compile(r"activate\b|conda|mamba|profile|bashrc|modules?\b|lmod|ssh-agent")
@@ -99,9 +100,8 @@ def faults(
     is_requeued = "requeue" in directives or any(
         {"scontrol", "requeue"} <= {*one.words} for one in seen
     )
-    given = dict(pair for one in seen for pair in launcher_command.pairs(one.words))
-    for option, path in given.items() if is_requeued else ():
-        if _RESUMES.search(option) and "/" in path and _NEW.search(path) and ":-$" not in path:
+    for option, path in _resumed(seen).items() if is_requeued else ():
+        if _NEW.search(path) and ":-$" not in path:
             yield ScriptFault(
                 f": --{option} is a new directory each time that the script starts, so that a job"
                 " which is requeued begins anew: name it after $SLURM_JOB_ID, which stays",
@@ -124,6 +124,16 @@ def faults(
     if problem := _signal(directives, traps, waits=waits, is_open=is_open):
         shown = f": --signal={directives['signal']}: {problem}"
         yield ScriptFault(shown, "--signal", "^#SBATCH.*--signal", is_critical=False)
+
+
+def _resumed(seen: Sequence[ShellCommand]) -> dict[str, str]:
+    """Return the folders from which a training resumes, by option: without one, where it saves."""
+    given = dict(pair for one in seen for pair in launcher_command.pairs(one.words))
+    told = {option: value for option, value in given.items() if _RESUMES.search(option)}
+    if told and not any("/" in value or value.lower() in _NEVER for value in told.values()):
+        told = dict(pair for one in seen for pair in launcher_command.outputs(one.words))
+        told.pop("output", None)  # of srun: its log
+    return {option: path for option, path in told.items() if "/" in path}
 
 
 def _once(
