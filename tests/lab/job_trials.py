@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -169,18 +169,15 @@ def run(lab: Paging, directory: Path, trials: Sequence[Sequence[Trial]]) -> Stor
     with ThreadPoolExecutor(len(trials), thread_name_prefix="pair") as pool:
         for future in [pool.submit(play, number) for number in range(len(trials))]:
             future.result()
-    others = []
-    for alert in lab.receiver.told():
-        when = alert.received
-        owners = [
-            case
-            for name, case in cases.items()
-            if case.begin <= when <= case.end and FAULTS[name].names(alert, case.nodes)
-        ]
-        if owners:
-            owners[0].told.append(alert)
-        elif not _follows(alert, cases):
-            others.append(f"{when - min(case.begin for case in cases.values()):.0f} s: {alert}")
+    told = lab.receiver.told()
+    for name, case in cases.items():
+        case.told += [one for one in _of_fault(name, case, told) if one.received <= case.end]
+    begin = min(case.begin for case in cases.values())
+    others = [
+        f"{alert.received - begin:.0f} s: {alert}"
+        for alert in told
+        if not any(alert in case.told for case in cases.values()) and not _follows(alert, cases)
+    ]
     left = [str(alert) for alert in lab.receiver.firing() if not _follows(alert, cases)]
     return Story(cases, others, left)
 
@@ -236,13 +233,25 @@ def _play(
 
 def _firing(lab: Paging, name: str, case: Case) -> list[Alert]:
     """Return what fires of a fault, and did not before it."""
-    told = [
-        alert
-        for alert in lab.receiver.told(since=case.begin)
-        if FAULTS[name].names(alert, case.nodes)
-    ]
+    told = _of_fault(name, case, lab.receiver.told())
     last = {(alert.receiver, alert.fingerprint): alert for alert in told}
     return [alert for alert in last.values() if alert.status == FIRING]
+
+
+def _of_fault(name: str, case: Case, told: Iterable[Alert]) -> list[Alert]:
+    """Return the alerts of a fault since it began, and their ends, whose text says less where a
+    node has forgotten the job.
+    """
+    found: list[Alert] = []
+    known = set()
+    for alert in told:
+        if alert.received >= case.begin:
+            key = alert.receiver, alert.fingerprint
+            if FAULTS[name].names(alert, case.nodes):
+                known.add(key)
+            if key in known:
+                found.append(alert)
+    return found
 
 
 def _end(lab: Paging, name: str, case: Case) -> None:
