@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from dshealthd.explain.names import PCI, Heading, Seat, numbers, only, short
+from dshealthd.explain.names import PCI, Heading, Seat, numbers, only, short, words
 from dshealthd.explain.streams import same_digits
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _BEFORE = re.compile(r'(?:\{"\w+": ?")?\[?([\w][\w.-]*\w)[\]@: ]')
 """What a line begins with, or the message of a container's record in JSON."""
-_WORD = re.compile(r"\w[\w.-]*\w")
 _MADE_FOR_A_JOB = re.compile(r"-[a-z\d]{5}$")
 _TORCHRUN_FOLDER = re.compile(r"(.*)/attempt_\d+/\d+/[^/]+$")
 
@@ -275,7 +274,7 @@ class Identities:
         if above.host is not None:
             return above
         name = PurePath(self._found.sources[source].name).name
-        return above._replace(host=self.known(_WORD.findall(name)))
+        return above._replace(host=self.known(words(name)))
 
     def known(self, words: Iterable[str]) -> str | None:
         """Return the only pod, or else the only host, that words name and other lines know. A word

@@ -112,6 +112,12 @@ _ASKS = re.compile(r"\b(?:ssh|kubectl|oc|talosctl)\b")
 _WORD = re.compile(r"[\w][\w.-]*\w")
 
 
+def words(text: str) -> frozenset[str]:
+    """Return the words of a title or a file's name that may be names, also between its dots."""
+    found = _WORD.findall(text)
+    return frozenset(part for word in found for part in (word, *word.split(".")))
+
+
 def spoken_rank(text: str) -> dict[str, str]:
     """Return the rank that a line names in its text rather than in a prefix, as a field."""
     match = _SPOKEN.search(text)
@@ -288,7 +294,7 @@ def heading(text: str) -> Heading | None:
     if match["command"] and not _ASKS.search(said):  # other commands may speak of any host
         said = match["prompt"]
     return Heading(
-        frozenset(_WORD.findall(said)),
+        words(said),
         is_name=match["alone"] is not None,
         is_foreign=_READS.search(f"{said} {match['command'] or ''}") is not None,
     )

@@ -471,7 +471,8 @@ class Splitter:
 
 def _form(name: re.Match[str]) -> tuple[str | None, str]:
     """Return what stands behind a name: a collector puts the same behind all."""
-    return name["container"], "" if name["container"] else name[0].rstrip()[-1]
+    end = name[0].rstrip()[-1]
+    return name["container"], "" if end.isalnum() else end
 
 
 def _syslog_host(match: re.Match[str]) -> str | None:

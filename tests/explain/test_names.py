@@ -67,6 +67,8 @@ FAULT = "EXT4-fs error (device nvme0n1): ext4_find_entry:1455: inode #2: comm py
         ("## gpu-12", "gpu-12"),
         ("==== gpu-12 ====", "gpu-12"),
         ("==> node gpu-12 (rank 1) ==>", "gpu-12"),
+        ("==> /logs/dmesg.gpu-12.txt <==", "gpu-12"),
+        ("==> /logs/dmesg.gpu-14.txt <==", None),
         ("gpu-12:", "gpu-12"),
         ("[ops@login ~]$ ssh gpu-12 'dmesg | tail'", "gpu-12"),
         ("root@gpu-12:/# dmesg | tail", "gpu-12"),
