@@ -66,10 +66,11 @@ def _launched(
     nodes, ranks = natural(requested.get("nodes")), natural(requested.get("ntasks"))
     if command is None and not members:
         return Layout(nodes=nodes, source="Slurm")
-    if command is None or (inner := command.find("deepspeed")) is not None:
-        if inner is not None and not members and _takes_all(inner):
-            return _allocated(requested)
-        return _deepspeed(inner if command else None, members, gpus)
+    if command is None:
+        return _deepspeed(None, members, gpus)
+    if (inner := command.find("deepspeed")) is not None:
+        is_whole = not members and _takes_all(inner)
+        return _allocated(requested) if is_whole else _deepspeed(inner, members, gpus)
     if (inner := command.find("torchrun")) is not None:
         found = torchrun(inner, gpus)
         return found if found.nodes or not inner.is_partial else replace(found, nodes=nodes)
