@@ -140,7 +140,7 @@ def test_agent_that_has_just_started_ends_no_streak() -> None:
 
 
 def test_same_finding_without_its_xid() -> None:
-    """An Xid that ages out of the log meanwhile is the same finding."""
+    """What an Xid shows at one check, and NVML at the next one, is the same finding."""
     node_ = Node()
     node_.check(BAD)
     later = AgentVerdict({"gpu-lost gpu=3": "gpu-lost gpu=3"}, clean=False)
