@@ -255,7 +255,9 @@ def test_busy_seconds_are_those_of_the_mean_gpu() -> None:
 
 
 def test_the_record_is_bounded(tmp_path: Path) -> None:
-    """2,000 entries, a mebibyte, 90 days: the oldest go; the file is no larger, and is read."""
+    """2,000 entries, a mebibyte, 90 days: the oldest go, first those about jobs, which may crash in
+    a loop; the file is no larger, and is read.
+    """
     made = kept(tmp_path, *(fault(NOW - DAY + 20 * at, 1, part=f"{at}") for at in range(2_100)))
     shown = document(made)["entries"]
     assert (len(shown), shown[0]["part"]) == (MAX_ENTRIES, "100")
@@ -263,6 +265,12 @@ def test_the_record_is_bounded(tmp_path: Path) -> None:
     made = kept(tmp_path, *(fault(NOW - DAY + at, 1, part=f"{at}", **texts) for at in range(900)))
     assert 100 < len(document(made)["entries"]) < 900
     assert MAX_BYTES * 0.9 < (tmp_path / FILE).stat().st_size < MAX_BYTES * 1.01
+    jobs = (fault(NOW - DAY + at, 1, part=f"{at}", job=f"{at}") for at in range(2_100))
+    made = NodeRecord(None)
+    for entry in (fault(NOW - 2 * DAY), *jobs, fault(NOW, part="GPU 4")):
+        made.add(entry)
+    shown = [one["part"] for one in document(made)["entries"]]
+    assert (len(shown), shown[:2], shown[-1]) == (MAX_ENTRIES, ["GPU 3", "102"], "GPU 4")
     made = kept(tmp_path / "..", fault(NOW - 89 * DAY), fault(NOW - 91 * DAY, part="GPU 4"))
     assert [one["part"] for one in document(made)["entries"]] == ["GPU 3"]
 
