@@ -210,6 +210,8 @@ class NodeRecord:
             entry.begin = max(0.0, entry.begin + moved)
             entry.end = max(0.0, (entry.end or 0.0) + moved)
             self._write(entry)
+        if self._own >= len(self._entries) and self._began is not None:
+            self._began = max(0.0, self._began + moved)
 
     def _write(self, entry: Entry) -> None:
         before = len(entry.text)

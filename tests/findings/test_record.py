@@ -157,6 +157,7 @@ def test_boots_starts_and_drivers_stand_in_the_same_line(tmp_path: Path) -> None
     made.begin(NOW - 1, ("b", 5.0), crashed=True)
     shown = [(each["kind"], each["times"]) for each in document(made)["entries"]]
     assert shown == [("boot", 1), ("agent", 1), ("driver", 1), ("agent", 4), ("boot", 1)]
+    assert document(made)["since"] == NOW - 9060
     assert "GPU driver 550 became 570" in says(made)
 
 
@@ -387,6 +388,7 @@ async def test_a_clock_that_jumps_a_year_neither_loses_nor_invents(
         assert [each["begin"] for each in found] == sorted(each["begin"] for each in found)
         (start,) = [each for each in shown["entries"] if each["kind"] == "agent"]
         assert found[0]["begin"] == pytest.approx(start["begin"], abs=60)
+        assert shown["since"] == shown["entries"][0]["begin"]
     assert start["begin"] == pytest.approx(1e9 + 1000, abs=60)
     clocks = [each["value"] for each in after["entries"] if each["kind"] == "clock"]
     assert clocks[0] == pytest.approx(jump, abs=1)
