@@ -180,6 +180,7 @@ def test_why_it_ended(
         else:
             node.end(job, rank, how)
         node.check()
+    assert (node.runs()[0]["end"] is None) == (None in ends)  # it may make another page
     node.check(GONE + 1)
     (run,) = node.runs()
     assert run["reason"] == reason
@@ -304,14 +305,18 @@ def test_sixty_four_torchruns_are_remembered(launchers: int, place: int, node: N
 
 
 def test_a_requeued_job_and_a_name_of_its_users(node: Node) -> None:
-    """A job of Slurm that is requeued is the same run, as are jobs to which a user gives a name; a
-    name does not join the jobs of two users.
+    """A job of Slurm that is requeued is the same run, and another attempt on each node; so are
+    jobs to which a user gives a name; a name does not join the jobs of two users.
     """
     for count in ("0", "1"):
         job = both(node, SLURM_JOB_ID="4711", SLURM_RESTART_COUNT=count)
         node.check()
         fail(node, job)
     assert names(node) == [("slurm-4711", False), ("slurm-4711", True)]
+    elsewhere = Node()
+    both(elsewhere, SLURM_JOB_ID="4711", SLURM_RESTART_COUNT="1")
+    elsewhere.check()
+    assert names(elsewhere) == [("slurm-4711", True)]
     for number, user in (("1", 7), ("2", 7), ("3", 8)):
         job = node.start(0, user=user, SLURM_JOB_ID=number, DSHEALTHD_RUN="llama" * 100)
         node.check()

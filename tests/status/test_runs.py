@@ -83,6 +83,8 @@ def test_an_attempt_is_merged_of_all_its_nodes() -> None:
     assert (found["ranks"], found["nodes"], found["again"]) == (4, ["n0", "n1"], True)
     entries[1].end = None
     assert merged()["end"] is None
+    entries[0].reason = "terminated"
+    assert merged()["reason"] == "terminated"  # which ended the other one
 
 
 def test_what_is_one_attempt_of_several_nodes() -> None:
@@ -191,6 +193,8 @@ def test_history(nodes: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> 
     assert "own work not measured" in last
     assert "GPU 5" not in printed
     assert "GPU 6" not in printed
+    assert run("--history", nodes[1]) == 0
+    assert "(on n2)" not in capsys.readouterr().out  # of a single node
 
 
 def test_report(nodes: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
