@@ -15,6 +15,7 @@ from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.job_hang import HANG, OVERDUE
 from dshealthd.collectors.kernel import UPTIME
 from dshealthd.collectors.kernel_log import LAST_XID
+from dshealthd.collectors.nvlink_domain import MANAGER_RUNNING
 from dshealthd.collectors.training import STEP, WORK_SECONDS
 from dshealthd.core import documents, schema
 from dshealthd.core.collector import Fault, Reason, Sample
@@ -161,6 +162,28 @@ def test_a_part_is_named_once() -> None:
     results = gpus(FAULT(1, "1", "GPU-b", "gpu_lost"))
     results["ecc"] = CollectionResult(CollectionOutcome.OK, (), (fault,))
     assert [finding.part for finding in verdict(results).findings] == ["GPU 1"]
+
+
+@pytest.mark.parametrize(("parts", "named"), [("1", ["GPU 1"]), ("12", ["GPU 1", "ecc", "gpu 2"])])
+def test_a_source_of_which_each_part_is_named(parts: str, named: list[str]) -> None:
+    """It has failed as a whole, and needs no finding of its own."""
+    faults = tuple(Fault(f"gpu {part}", Reason.GPU_LOST, "GPU is lost") for part in parts)
+    results = gpus(FAULT(1, "1", "GPU-b", "gpu_lost"))
+    results["ecc"] = dataclasses.replace(failed(Reason.GPU_LOST, "x"), faults=faults)
+    assert [finding.part for finding in verdict(results).findings] == named
+
+
+@pytest.mark.parametrize(("running", "says"), [
+    ((0, 0), "nvlsm, the subnet manager of NVLink, and Fabric Manager are not running"),
+    ((0, 1), "nvlsm, the subnet manager of NVLink, is not running"),
+])  # fmt: skip
+def test_daemons_that_do_not_run(running: tuple[int, int], says: str) -> None:
+    """Each is named, first the one that the other waits for."""
+    nvlsm, manager = running
+    samples = MANAGER_RUNNING(nvlsm, "nvlsm"), MANAGER_RUNNING(manager, "nv-fabricmanager")
+    result = CollectionResult(CollectionOutcome.OK, samples)
+    (finding,) = verdict({**gpus(), "nvlink_domain": result}).findings
+    assert finding.reason == says
 
 
 def test_texts_are_bounded() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd.cli import main as cli
+from dshealthd.slurm import command
 from dshealthd.slurm.agent import AgentSilent, AgentVerdict
 from dshealthd.slurm.check import Busy, NodeCheck, NodeCheckResult, Streaks, locked_streaks
 from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
@@ -291,6 +292,20 @@ def test_what_nobody_else_opens(tmp_path: Path) -> None:
         os.umask(before)
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("run", "run/lock")]
     assert modes == [0o700, 0o600]
+
+
+def test_only_a_job_waits_for_another_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of health checks, the next one comes by itself; none fails because another runs."""
+    waits: list[float] = []
+
+    def busy(_directory: Path, patience: float) -> None:
+        waits.append(patience)
+        raise Busy
+
+    monkeypatch.setattr(command, "locked_streaks", busy)
+    for hook in ("health", "prolog", "epilog"):
+        assert cli.main(["slurm", hook, "--slurm.maintenance", "false"]) == 0
+    assert waits == [0.0, 8.0, 8.0]
 
 
 def test_what_a_health_check_repeats_is_no_news(
