@@ -423,6 +423,25 @@ def test_a_clock_was_set_if_it_moved_by_more_than_a_minute(moved: float, clocks:
     assert kinds.count("clock") == clocks
 
 
+@pytest.mark.parametrize(("moved", "dated"), [(DAY, 0.0), (DAY + 1, DAY + 1)])
+def test_only_a_clock_that_is_days_off_dates_anew(moved: float, dated: float) -> None:
+    """A virtual machine that was paused for a night looks as if its clock had been set."""
+    made = NodeRecord(None)
+    made.add(fault(NOW, 1))
+    made.settle(_series(), 0.0, NOW)
+    made.settle(_series(), 10.0, NOW + 10.0 + moved)
+    assert document(made, NOW + moved + 100.0)["entries"][0]["begin"] == NOW + dated
+
+
+def test_no_day_is_longer_than_a_day() -> None:
+    """By a clock that stands still, or is set back again and again: the file could not be read."""
+    made = NodeRecord(None)
+    for at in range(3000):
+        made.settle(_series(BUSY_RATIO(1.0, "0", "GPU-a")), 30.0 * at, NOW)
+    assert [*made._days.values()] == [(DAY, DAY)]
+    assert [*made._hours.values()] == [3600.0]
+
+
 def test_half_a_minute_between_two_judgements_counts_as_watched() -> None:
     """A node that was suspended was not watched meanwhile."""
     made = NodeRecord(None)
@@ -477,8 +496,8 @@ def test_hours_and_a_clock_that_jumps_a_year() -> None:
     lived_through(made, 2, 1, -365 * 24, 0)
     assert made.hours([], NOW) == " " * 21 + "..."
     assert made.hours([fault(NOW + YEAR)], NOW) == " " * 21 + "..."
-    lived_through(made, *range(1000))
-    assert len(made._hours) <= 48
+    lived_through(made, *range(2400))
+    assert (len(made._days), len(made._hours)) == (90, 48)
 
 
 def test_what_comes_back_for_another_reason_is_another_entry() -> None:

@@ -120,9 +120,10 @@ def test_a_counter_becomes_its_rate() -> None:
     (MEMORY_USED(3 * 2.0**30, "0", "GPU-a"), "GPU 0", "memory", "3 GiB"),
     (AVAILABLE(5 * 2.0**30), "", "available memory", "5 GiB"),
     (UTILIZATION(0.07, "0", "GPU-a"), "GPU 0", "utilization", "7 %"),
+    (POWER(1001.0, "0", "GPU-a"), "GPU 0", "power", "1,001 W"),
 ])  # fmt: skip
 def test_units(sample: Sample, part: str, what: str, says: str) -> None:
-    """Bytes are told in GiB, and ratios in percent."""
+    """Bytes are told in GiB, ratios in percent, and no figure with an exponent."""
     node = Node()
     node.read(registry.collectors_by_metric()[sample.metric.name], sample)
     assert node.line(part, what)["says"].startswith(f"{says} in the last")
@@ -242,7 +243,7 @@ def test_the_trend_of_a_finding() -> None:
     ([50.0 + at for at in range(20)], 1),
     ([50.0 - at for at in range(20)], -1),
     # The least that a driver's integers show: two degrees in ten minutes are none, three are.
-    ([70.0 + 2.0 * at / 19 for at in range(20)], 0),
+    ([70.0 + 2.15 * at / 19 for at in range(20)], 0),
     ([70.0 + 3.0 * at / 19 for at in range(20)], 1),
     # A step from one integer to the next.
     ([70.0] * 10 + [71.0] * 10, 0),

@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 import syslog
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,6 +20,7 @@ from dshealthd.slurm.check import Busy, NodeCheck, NodeCheckResult, Streaks, loc
 from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
 from dshealthd.symptoms import all_symptoms
 from tests.slurm.cluster import NOW, Cluster, node, silent
+from tests.waiting import PATIENT
 
 BAD = AgentVerdict({"gpu-lost gpu=3": "gpu-lost gpu=3 xid=79"}, clean=False)
 CLEAN = AgentVerdict({}, clean=True)
@@ -263,6 +265,15 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         locked_streaks(tmp_path / "run", 0.2),
     ):
         pass
+
+
+def test_a_check_that_ends_is_waited_for(tmp_path: Path) -> None:
+    """A job's check begins once the one before it is done."""
+    with contextlib.ExitStack() as other:
+        other.enter_context(locked_streaks(tmp_path / "run", 0))
+        threading.Timer(0.3, other.close).start()
+        with locked_streaks(tmp_path / "run", PATIENT) as streaks:
+            assert streaks.bad == {}
 
 
 def test_garbage_begins_anew(tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ def test_a_job_without_heartbeats_that_does_nothing(shown: Callable[..., str]) -
     said = shown("jobs", ranks, IDLE(20, "run-1"))
     assert "run-1  no heartbeats  2 ranks here" in said
     assert "no rank here" not in said
+    assert "own work" not in said  # a table without rows
 
 
 def test_slow_ranks_of_all_nodes_that_were_queried(capsys: pytest.CaptureFixture[str]) -> None:

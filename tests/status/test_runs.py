@@ -145,6 +145,7 @@ def nodes() -> Iterator[tuple[str, str]]:
     )
     # As logs are read later, for two minutes after its end.
     second.add(fault(START + 1919, job="slurm-4711"))
+    first.add(fault(START + 1919.5, part="GPU 7", job="slurm-4711"))
     second.add(fault(START + 1921, part="GPU 6", job="slurm-4711"))
     second.add(fault(START + 1779, part="GPU 5", job="slurm-9"))
     steps = {"step_seconds": [1.0, 1.1, 1.2, 9.0]}
@@ -183,11 +184,12 @@ def test_history(nodes: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> 
     """
     assert run("--history", *nodes) == 0
     printed = capsys.readouterr().out
-    head, first, found, second, _, llama, last = printed.splitlines()
+    head, first, found, later, second, _, llama, last = printed.splitlines()
     assert (head, llama) == ("slurm-4711  2 attempts", "llama  1 attempt")
     assert "for 30 min  steps 0-100  4 ranks on 2 nodes  70% own work" in first
     assert first.endswith("rank 3 was killed (SIGKILL) (on n2)")
     assert found.strip().startswith("n2: GPU 3: A GPU is lost to the driver (for ")
+    assert later.strip().startswith("n1: GPU 7: ")
     assert "steps 90-200" in second
     assert second.endswith("  runs")
     assert "own work not measured" in last
