@@ -212,10 +212,10 @@ def test_ticket_becomes_a_page(episodes: Episodes) -> None:
 
 def test_certain_evidence_is_a_page_at_once(episodes: Episodes) -> None:
     """What looked like a pause is a page as soon as a sign is certain, and remains one."""
-    episodes.update([sign(hold=0.0, page_seconds=30.0)], 0.0, 1000.0)
-    assert episodes.verdict().state is State.WARNING
+    episodes.update([sign(hold=30.0, page_seconds=30.0)], 0.0, 1000.0)
+    assert episodes.verdict().state is State.OK
     episodes.update([sign(hold=0.0, page_seconds=0.0)], 1.0, 1001.0)
-    episodes.update([sign(hold=0.0, page_seconds=30.0)], 2.0, 1002.0)
+    episodes.update([sign(hold=30.0, page_seconds=30.0)], 2.0, 1002.0)
     assert episodes.verdict().state is State.CRITICAL
 
 

@@ -7,7 +7,7 @@ import os
 import stat
 import syslog
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -16,7 +16,14 @@ import pytest
 from dshealthd.cli import main as cli
 from dshealthd.slurm import command
 from dshealthd.slurm.agent import AgentSilent, AgentVerdict
-from dshealthd.slurm.check import Busy, NodeCheck, NodeCheckResult, Streaks, locked_streaks
+from dshealthd.slurm.check import (
+    Busy,
+    CheckReport,
+    NodeCheck,
+    NodeCheckResult,
+    Streaks,
+    locked_streaks,
+)
 from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
 from dshealthd.symptoms import all_symptoms
 from tests.slurm.cluster import NOW, Cluster, node, silent
@@ -305,18 +312,31 @@ def test_what_nobody_else_opens(tmp_path: Path) -> None:
     assert modes == [0o700, 0o600]
 
 
-def test_only_a_job_waits_for_another_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of health checks, the next one comes by itself; none fails because another runs."""
+def test_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job waits for another check; of health checks, the next one comes by itself. On a drained
+    node, the prolog alone fails, with the status that its program takes for that; none fails
+    because another check runs.
+    """
     waits: list[float] = []
 
-    def busy(_directory: Path, patience: float) -> None:
+    @contextlib.contextmanager
+    def locked(_directory: Path, patience: float) -> Iterator[Streaks]:
         waits.append(patience)
-        raise Busy
+        if len(waits) > 3:
+            raise Busy
+        yield Streaks()
 
-    monkeypatch.setattr(command, "locked_streaks", busy)
-    for hook in ("health", "prolog", "epilog"):
-        assert cli.main(["slurm", hook, "--slurm.maintenance", "false"]) == 0
-    assert waits == [0.0, 8.0, 8.0]
+    def drained(*_: object) -> CheckReport:
+        return CheckReport(NodeCheckResult.DRAINED, "")
+
+    monkeypatch.setattr(command, "locked_streaks", locked)
+    for method in ("once", "insistently"):
+        monkeypatch.setattr(NodeCheck, method, drained)
+    hooks = ("health", "prolog", "epilog", "prolog")
+    statuses = [cli.main(["slurm", hook, "--slurm.maintenance", "false"]) for hook in hooks]
+    assert (waits, statuses) == ([0.0, 8.0, 8.0, 8.0], [0, 100, 0, 0])
+    program = Path(__file__).parents[2] / "deploy" / "slurm" / "dshealthd-prolog"
+    assert "-ne 100 ]" in program.read_text("utf-8")
 
 
 def test_what_a_health_check_repeats_is_no_news(

@@ -85,6 +85,9 @@ def test_an_attempt_is_merged_of_all_its_nodes() -> None:
     assert merged()["end"] is None
     entries[0].reason = "terminated"
     assert merged()["reason"] == "terminated"  # which ended the other one
+    entries[0].reason = entries[1].reason = "hung"
+    entries[0].part = "rank 3"
+    assert merged()["part"] == "rank 3"  # not that nobody knows for whom the others wait
 
 
 def test_what_is_one_attempt_of_several_nodes() -> None:
