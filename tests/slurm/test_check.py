@@ -318,6 +318,7 @@ def test_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     because another check runs.
     """
     waits: list[float] = []
+    checks: list[str] = []
 
     @contextlib.contextmanager
     def locked(_directory: Path, patience: float) -> Iterator[Streaks]:
@@ -326,15 +327,20 @@ def test_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
             raise Busy
         yield Streaks()
 
-    def drained(*_: object) -> CheckReport:
-        return CheckReport(NodeCheckResult.DRAINED, "")
+    def drained(method: str) -> Callable[[NodeCheck], CheckReport]:
+        def check(_check: NodeCheck) -> CheckReport:
+            checks.append(method)
+            return CheckReport(NodeCheckResult.DRAINED, "")
+
+        return check
 
     monkeypatch.setattr(command, "locked_streaks", locked)
     for method in ("once", "insistently"):
-        monkeypatch.setattr(NodeCheck, method, drained)
+        monkeypatch.setattr(NodeCheck, method, drained(method))
     hooks = ("health", "prolog", "epilog", "prolog")
     statuses = [cli.main(["slurm", hook, "--slurm.maintenance", "false"]) for hook in hooks]
     assert (waits, statuses) == ([0.0, 8.0, 8.0, 8.0], [0, 100, 0, 0])
+    assert checks == ["once", "insistently", "once"]
     program = Path(__file__).parents[2] / "deploy" / "slurm" / "dshealthd-prolog"
     assert "-ne 100 ]" in program.read_text("utf-8")
 
