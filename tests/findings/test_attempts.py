@@ -286,6 +286,32 @@ def test_a_restart_by_torchrun_is_the_same_run(node: Node) -> None:
     spent = {sample.labels: sample.value for sample in node.attempts.samples()}
     assert spent[again, "repeated"] == pytest.approx(times["repeated"], abs=0.01)
     assert spent[again,] == 2.0
+    fail(node, again)
+    both(node, TORCHELASTIC_RESTART_COUNT="2", MASTER_PORT="3")
+    node.check()
+    assert node.attempts._open[-1].reached == 60  # by the one that came furthest
+
+
+@pytest.mark.parametrize(("world", "part"), [("1", "work"), ("2", "unmeasured")])
+def test_a_rank_without_others(world: str, part: str, node: Node) -> None:
+    """Its steps are its own work; beside others, they may be waits that nobody has measured."""
+    job = node.start(0, WORLD_SIZE=world)
+    node.check()
+    node.train(job, 1, 2)
+    [(_, sender)] = node.senders[job, 0]
+    sender.goodput.add(sender.message, node.now, changed=False)
+    times = node.runs()[0]["card"]["times"]
+    assert [name for name in ("work", "unmeasured") if times.get(name)] == [part]
+
+
+def test_another_run_of_one_launcher(node: Node) -> None:
+    """The time between two runs is of neither."""
+    for name in ("a", "b"):
+        job = node.start(0, DSHEALTHD_RUN=name)
+        node.check()
+        node.end(job, 0, ExitKind.ENDED)
+        node.check(60.0)
+    assert sum(node.runs()[1]["card"]["times"].values()) < 60
 
 
 @pytest.mark.parametrize(("launchers", "place"), [(64, 0), (65, -1)])
