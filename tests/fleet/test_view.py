@@ -101,6 +101,8 @@ async def test_states() -> None:
     assert list(states.values()) == [
         *("ok", "critical", "unreachable", "unknown", "unreachable", "unreachable")
     ]
+    assert (before["asking"], view["asking"]) == (True, False)
+    assert [leaf["leaf"] for leaf in view["leaves"]] == ["leaf-0", "leaf-1", "leaf-2"]
     assert view["nodes"][1]["findings"] == [lost]
     assert view["nodes"][2]["problem"] == "unreachable: timed_out"
     assert view["nodes"][5]["problem"] == "refused"  # once
