@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import tracemalloc
 from typing import Any
 
@@ -280,11 +279,3 @@ def test_a_trend_needs_half_of_its_points_and_the_last(
     """What is not known, from the first on to before the end, has no trend."""
     values = [math.nan if first <= at < end else 50.0 for at in range(20)]
     assert slope(values) == known
-
-
-def test_noise_is_steady() -> None:
-    """Of 20 points without a trend, one line in some hundreds may look as if it had one."""
-    noise = random.Random(48)
-    lines = 5000
-    wrong = sum(bool(slope([noise.gauss(600, 20) for _ in range(20)])) for _ in range(lines))
-    assert wrong / lines < 0.003
