@@ -228,6 +228,15 @@ def test_gpu_that_was_never_read_again_stays_lost() -> None:
         assert after_xid(past, age, *HANGS) == {"DshealthdGpuLost"}
 
 
+@pytest.mark.parametrize(("up", "lost"), [(1, False), (0, True)])
+def test_a_single_look_at_an_old_xid(up: int, *, lost: bool) -> None:
+    """Without a past, as the doctor looks, a GPU is back if NVML reads it now."""
+    log = CollectionResult(CollectionOutcome.OK, (LAST_XID(WALL - 3600, "1", PCI, "79"),))
+    results = gpus(UP(up, "1", "GPU-b"), INFO(1, "1", "GPU-b", "H100", PCI, "", "", ""))
+    found = verdict({**results, "kernel_log": log}).findings
+    assert ("DshealthdGpuLost" in {finding.alert for finding in found}) is lost
+
+
 def errors_after(past: GpuHistory, joules: float, uptime: float, xid_age: float = 60.0) -> set[str]:
     """Return the alerts of a node whose GPU 1 has logged an Xid 62 and used so much energy."""
     log = (LAST_XID(WALL - xid_age, "1", PCI, "62"),)
