@@ -166,7 +166,7 @@ class Attempts:
         process of its rank.
         """
         key, rank = (process.pid, process.start), process.launch.rank
-        for attempt in reversed(self._open):
+        for attempt in self._open:
             if key in attempt.members:
                 sender.goodput = attempt.members[key].goodput  # also of one that has reconnected
                 return attempt

@@ -76,7 +76,7 @@ def merge_job(parts: Sequence[JobPart]) -> JobPart:
     """Return a job as all its nodes show it together; without a pace unless it trains."""
     state = _state_of_all(parts)
     paces = [part.steps_per_minute for part in parts if part.steps_per_minute is not None]
-    losses = {part.loss for part in parts} - {"unknown"}
+    losses = {part.loss for part in parts}
     return JobPart(
         state,
         ranks=sum(part.ranks for part in parts),
@@ -86,7 +86,7 @@ def merge_job(parts: Sequence[JobPart]) -> JobPart:
             (part.step_highest for part in parts if part.step_highest is not None), default=None
         ),
         steps_per_minute=min(paces, default=None) if state == "training" else None,
-        loss="not finite" if "not finite" in losses else min(losses, default="unknown"),
+        loss=next((one for one in ("not finite", "finite") if one in losses), "unknown"),
         attempts=max((part.attempts for part in parts if part.attempts), default=None),
     )
 

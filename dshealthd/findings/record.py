@@ -58,7 +58,8 @@ HOURS = 24
 REPAIRED = "repaired"
 """How the reason of a maintenance begins that says that the node's hardware was repaired."""
 MAX_ENTRIES = 2_000
-"""Most entries: 22 a day for 90 days."""
+"""Most entries: 22 a day for 90 days. Beyond, findings about jobs go first, so that jobs that crash
+in a loop do not push out what was wrong with the node."""
 MAX_BYTES = 1 << 20
 """Most bytes of all entries: 500 each, as they have."""
 MAX_RUNS = 200
@@ -209,6 +210,8 @@ class NodeRecord:
             entry.begin = max(0.0, entry.begin + moved)
             entry.end = max(0.0, (entry.end or 0.0) + moved)
             self._write(entry)
+        if self._own >= len(self._entries) and self._began is not None:
+            self._began = max(0.0, self._began + moved)
 
     def _write(self, entry: Entry) -> None:
         before = len(entry.text)
@@ -241,7 +244,8 @@ class NodeRecord:
             most = Counter(map(_user, runs)).most_common(1)[0][0]
             self._drop(next(each for each in runs if _user(each) == most))
         while len(self._entries) > MAX_ENTRIES or self._bytes > MAX_BYTES:
-            self._drop(self._entries[0])
+            about_jobs = (each for each in self._entries if each.job and each.part == each.job)
+            self._drop(next(about_jobs, self._entries[0]))
 
     def runs(self, name: str, user: int | None) -> list[Entry]:
         """Return the attempts of a user's run that have ended here."""

@@ -97,10 +97,10 @@ def transports(series: Series, _wall: float) -> Iterator[Sign]:
         several_here = here is not None and here > 1
         uses = {
             "NCCL_P2P_DISABLE": several_here and nvlink,
-            "NCCL_P2P_LEVEL": several_here and nvlink,
             "NCCL_SHM_DISABLE": several_here,
             "NCCL_IB_DISABLE": here is not None and world is not None and here < world and fabric,
         }
+        uses["NCCL_P2P_LEVEL"] = uses["NCCL_P2P_DISABLE"]
         uses["NCCL_NET"] = uses["NCCL_IB_DISABLE"]
         if uses.get(variable):
             found.setdefault(job, {})[f"{variable} disables {TRANSPORTS[variable]}"] = ranks

@@ -60,7 +60,7 @@ def stalls(series: Series, _wall: float) -> Iterator[Sign]:
         series.add([WAITING(float(count), job)])
     name, limit = "job_nccl_answers_without_progress", "ras_idle_answers"
     answers = {labels["training_job"]: value for labels, value in series(name)}
-    for job in sorted(waiting.keys() | answers.keys()):
+    for job in {**waiting, **answers}:
         if judged_by_heartbeats(series, job):
             continue
         idle = answers.get(job, 0.0)

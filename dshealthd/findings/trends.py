@@ -72,7 +72,7 @@ class FigureHistory:
 
     def count(self, step: int, at: float, total: float) -> None:
         """Record a reading of a counter, of monotonic time `at`."""
-        if self.total is not None and at > self.total[0] and total >= self.total[1]:
+        if self.total is not None and total >= self.total[1]:
             self.put(step, self.figure.factor * (total - self.total[1]) / (at - self.total[0]))
         self.total = at, total
 
@@ -156,7 +156,8 @@ class Trends:
         self._lines: dict[tuple[str, str], FigureHistory] = {}
         """By the identity of their part, and what they are."""
         self._found: dict[tuple[str, tuple[str, ...]], tuple[FigureHistory, str]] = {}
-        """By metric and labels: to make the name of its part each time takes four times as long."""
+        """By metric and labels, of this step: to make the name of its part each time takes four
+        times as long."""
         self._step = 0
         self._read: dict[str, float] = {}
         """Monotonic time of each collector's result that was read last."""
@@ -185,8 +186,8 @@ class Trends:
             gone = [key for key, line in self._lines.items() if line.last <= step - POINTS]
             for key in gone:
                 del self._lines[key]
-            if gone or len(self._found) > 2 * MAX_LINES:
-                self._found.clear()
+            self._found.clear()
+            if gone:
                 self._left_out.clear()
 
     def _add(self, latest: Latest, at: float) -> None:

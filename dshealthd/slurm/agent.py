@@ -9,7 +9,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.findings.finding import State
-from dshealthd.findings.series import of_document
 from dshealthd.http.client import Access, local
 from dshealthd.http.exchange import Rejected, Unreachable
 from dshealthd.slurm.options import SlurmOptions
@@ -22,6 +21,8 @@ TIMEOUT = 1.5
 _LONGEST = 40
 """Characters of a word in a reason: of three findings it stays a line."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:/-]+")
+_XID = re.compile(r"Xid (\d+)\b")
+"""How the reason of a finding begins that an Xid shows."""
 
 
 class AgentSilent(Exception):
@@ -34,7 +35,7 @@ class AgentVerdict:
 
     critical: Mapping[str, str]
     """Each critical finding in the form of Slurm's reason, `gpu-lost gpu=3 xid=79`, by the same
-    without the Xid, which comes and goes with the driver's log."""
+    without the Xid, which NVML's own word may precede."""
     clean: bool
     """Whether everything could be checked and nothing is critical."""
     ready: bool = True
@@ -66,9 +67,9 @@ def judge(document: Mapping[str, Any], alerts: frozenset[str]) -> AgentVerdict:
     for item in document["findings"]:
         if item.severity is State.CRITICAL and item.alert in alerts:
             part = _part(item.component, item.part)
-            xid = _xid(document, part.removeprefix("gpu=")) if part.startswith("gpu=") else ""
             key = " ".join(filter(None, (_word(item.slug), part)))
-            critical[key] = f"{key} xid={_word(xid)}" if xid else key
+            xid = _XID.match(item.reason)
+            critical[key] = f"{key} xid={xid[1]}" if xid else key
     ready = document["ready"]
     clean = ready and not critical and document["verdict"] in {State.OK, State.WARNING}
     return AgentVerdict(critical, clean, ready)
@@ -82,13 +83,6 @@ def _part(component: str, part: str) -> str:
     if not words or component == "node" or words[-1] == "GPUs":  # no name
         return ""
     return f"{_word(component)}={_word(words[-1])}"
-
-
-def _xid(document: Mapping[str, Any], gpu: str) -> str:
-    series = of_document(document)
-    logged = series("xid_last_timestamp_seconds", gpu=gpu)
-    at, xid = max(((at, labels.get("xid", "")) for labels, at in logged), default=(0.0, ""))
-    return xid if document["time"] - at < series.limit("xid_recent_seconds") else ""
 
 
 def _word(text: str) -> str:

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from dshealthd.findings.past import DAY, HOUR
 from dshealthd.slurm.controller import Controller, ControllerError, SlurmNode
 
-HOUR, DAY = 3600.0, 86_400.0
 _LEAST_A_DAY = 2
 """Nodes that may be drained in a day in the smallest cluster: with one, the first bad GPU would use
 up the day's budget."""

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 REFUSE = 100
 """Exit status of a prolog on a drained node with a finding; neither Python nor a shell uses it."""
 WAIT = 8.0
-"""Seconds that a prolog or epilog waits for another check of the node to end."""
+"""Seconds that a prolog or epilog waits for another check of the node to end: one that looks again
+takes 6 s, and its queries some more."""
 PRIORITIES = {
     NodeCheckResult.CLEAN: syslog.LOG_INFO,
     NodeCheckResult.UNKNOWN: syslog.LOG_WARNING,

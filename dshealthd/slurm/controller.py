@@ -109,9 +109,8 @@ class Controller:
             "TZ": "UTC",  # sinfo prints times in its own time zone
             "SLURM_TIME_FORMAT": "standard",
         }
-        conf = str(conf_file) if conf_file is not None else environment.get("SLURM_CONF")
-        if conf:
-            self._environment["SLURM_CONF"] = conf
+        if conf := conf_file or environment.get("SLURM_CONF"):
+            self._environment["SLURM_CONF"] = str(conf)
 
     def nodes(self) -> dict[str, SlurmNode]:
         """Return all nodes of all partitions. Raises ControllerError."""

@@ -64,7 +64,7 @@ def query_agents(
     A text stands for an agent that cannot be queried, and says why.
     """
     progress = Progress("nodes")
-    pool = ThreadPoolExecutor(min(AT_ONCE, max(1, len(clients))))
+    pool = ThreadPoolExecutor(AT_ONCE)
     try:
         queries = {pool.submit(_one, get, entry): entry[0] for entry in clients}
         waiting = {*queries}

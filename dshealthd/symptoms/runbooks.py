@@ -75,7 +75,7 @@ def first_step(alert: Alert) -> str:
     if "{{" in plain or not plain:
         message = f"{alert.name}: its first step depends on labels; `act` must say what to do"
         raise ValueError(message)
-    return plain[0].upper() + plain[1:] if plain[0] != "`" else plain
+    return plain[0].upper() + plain[1:]
 
 
 def step(entry: FindingType | Alert) -> str:
@@ -95,7 +95,7 @@ def step(entry: FindingType | Alert) -> str:
 
 def _plain(text: str) -> str:
     plain = _FIELD.sub(lambda match: _PLACES.get(match[1], match[1].upper()), text)
-    return plain[0].upper() + plain[1:] if plain[0] != "`" else plain
+    return plain[0].upper() + plain[1:]
 
 
 def _placeholder(template: re.Match[str]) -> str:

@@ -68,10 +68,8 @@ class Cluster:
 
     def bad(self, node: Node) -> None:
         """Have the agent find a GPU lost."""
-        sample = {"labels": {"gpu": "3", "xid": "79"}, "value": time.time()}
-        metrics = {"dshealthd_xid_last_timestamp_seconds": {"samples": [sample]}}
-        findings = [status_documents.finding()]
-        self._write(node, verdict="critical", findings=findings, metrics=metrics)
+        findings = [status_documents.finding(reason="Xid 79")]
+        self._write(node, verdict="critical", findings=findings)
 
     def checks(self, node: Node) -> list[float]:
         """Return how long each check of the node took, in seconds."""

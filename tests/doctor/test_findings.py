@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from dshealthd.doctor.snapshot_check import SnapshotCheck
@@ -86,6 +88,17 @@ def test_no_probes(check: SnapshotCheck) -> None:
     """Where no probes are configured that is said, and no number of rounds."""
     (found,) = results(check, seen(check, ()))
     assert (found.outcome.value, found.text) == ("ok", "no probes are configured")
+
+
+@pytest.mark.parametrize(
+    ("file", "found"),
+    [("config", ["configuration"]), ("members", ["configuration", "list of members"])],
+)
+def test_a_configuration_that_the_agent_refuses_is_told_once(file: str, found: list[str]) -> None:
+    """By its finding, or by the file's own errors, beside what it refuses otherwise."""
+    context = seen(named("agent"), ((f"{file}_last_reload_successful", 0),))
+    broken = dataclasses.replace(context, broken=("dshealthd.toml: unknown key",))
+    assert [one.component for one in results(named("agent"), broken)] == found
 
 
 def test_slots_that_are_not_seen() -> None:

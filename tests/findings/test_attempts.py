@@ -180,6 +180,7 @@ def test_why_it_ended(
         else:
             node.end(job, rank, how)
         node.check()
+    assert (node.runs()[0]["end"] is None) == (None in ends)  # it may make another page
     node.check(GONE + 1)
     (run,) = node.runs()
     assert run["reason"] == reason
@@ -285,6 +286,32 @@ def test_a_restart_by_torchrun_is_the_same_run(node: Node) -> None:
     spent = {sample.labels: sample.value for sample in node.attempts.samples()}
     assert spent[again, "repeated"] == pytest.approx(times["repeated"], abs=0.01)
     assert spent[again,] == 2.0
+    fail(node, again)
+    both(node, TORCHELASTIC_RESTART_COUNT="2", MASTER_PORT="3")
+    node.check()
+    assert node.attempts._open[-1].reached == 60  # by the one that came furthest
+
+
+@pytest.mark.parametrize(("world", "part"), [("1", "work"), ("2", "unmeasured")])
+def test_a_rank_without_others(world: str, part: str, node: Node) -> None:
+    """Its steps are its own work; beside others, they may be waits that nobody has measured."""
+    job = node.start(0, WORLD_SIZE=world)
+    node.check()
+    node.train(job, 1, 2)
+    [(_, sender)] = node.senders[job, 0]
+    sender.goodput.add(sender.message, node.now, changed=False)
+    times = node.runs()[0]["card"]["times"]
+    assert [name for name in ("work", "unmeasured") if times.get(name)] == [part]
+
+
+def test_another_run_of_one_launcher(node: Node) -> None:
+    """The time between two runs is of neither."""
+    for name in ("a", "b"):
+        job = node.start(0, DSHEALTHD_RUN=name)
+        node.check()
+        node.end(job, 0, ExitKind.ENDED)
+        node.check(60.0)
+    assert sum(node.runs()[1]["card"]["times"].values()) < 60
 
 
 @pytest.mark.parametrize(("launchers", "place"), [(64, 0), (65, -1)])
@@ -304,14 +331,18 @@ def test_sixty_four_torchruns_are_remembered(launchers: int, place: int, node: N
 
 
 def test_a_requeued_job_and_a_name_of_its_users(node: Node) -> None:
-    """A job of Slurm that is requeued is the same run, as are jobs to which a user gives a name; a
-    name does not join the jobs of two users.
+    """A job of Slurm that is requeued is the same run, and another attempt on each node; so are
+    jobs to which a user gives a name; a name does not join the jobs of two users.
     """
     for count in ("0", "1"):
         job = both(node, SLURM_JOB_ID="4711", SLURM_RESTART_COUNT=count)
         node.check()
         fail(node, job)
     assert names(node) == [("slurm-4711", False), ("slurm-4711", True)]
+    elsewhere = Node()
+    both(elsewhere, SLURM_JOB_ID="4711", SLURM_RESTART_COUNT="1")
+    elsewhere.check()
+    assert names(elsewhere) == [("slurm-4711", True)]
     for number, user in (("1", 7), ("2", 7), ("3", 8)):
         job = node.start(0, user=user, SLURM_JOB_ID=number, DSHEALTHD_RUN="llama" * 100)
         node.check()

@@ -15,6 +15,7 @@ from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.job_hang import HANG, OVERDUE
 from dshealthd.collectors.kernel import UPTIME
 from dshealthd.collectors.kernel_log import LAST_XID
+from dshealthd.collectors.nvlink_domain import MANAGER_RUNNING
 from dshealthd.collectors.training import STEP, WORK_SECONDS
 from dshealthd.core import documents, schema
 from dshealthd.core.collector import Fault, Reason, Sample
@@ -163,6 +164,28 @@ def test_a_part_is_named_once() -> None:
     assert [finding.part for finding in verdict(results).findings] == ["GPU 1"]
 
 
+@pytest.mark.parametrize(("parts", "named"), [("1", ["GPU 1"]), ("12", ["GPU 1", "ecc", "gpu 2"])])
+def test_a_source_of_which_each_part_is_named(parts: str, named: list[str]) -> None:
+    """It has failed as a whole, and needs no finding of its own."""
+    faults = tuple(Fault(f"gpu {part}", Reason.GPU_LOST, "GPU is lost") for part in parts)
+    results = gpus(FAULT(1, "1", "GPU-b", "gpu_lost"))
+    results["ecc"] = dataclasses.replace(failed(Reason.GPU_LOST, "x"), faults=faults)
+    assert [finding.part for finding in verdict(results).findings] == named
+
+
+@pytest.mark.parametrize(("running", "says"), [
+    ((0, 0), "nvlsm, the subnet manager of NVLink, and Fabric Manager are not running"),
+    ((0, 1), "nvlsm, the subnet manager of NVLink, is not running"),
+])  # fmt: skip
+def test_daemons_that_do_not_run(running: tuple[int, int], says: str) -> None:
+    """Each is named, first the one that the other waits for."""
+    nvlsm, manager = running
+    samples = MANAGER_RUNNING(nvlsm, "nvlsm"), MANAGER_RUNNING(manager, "nv-fabricmanager")
+    result = CollectionResult(CollectionOutcome.OK, samples)
+    (finding,) = verdict({**gpus(), "nvlink_domain": result}).findings
+    assert finding.reason == says
+
+
 def test_texts_are_bounded() -> None:
     """A long or broken error of a driver does not break the document."""
     detail = "\ud800" + "x" * 100_000
@@ -203,6 +226,15 @@ def test_gpu_that_was_never_read_again_stays_lost() -> None:
     assert after_xid(past, 60, *READ) == {"DshealthdGpuLost"}
     for age in (60, 3600):
         assert after_xid(past, age, *HANGS) == {"DshealthdGpuLost"}
+
+
+@pytest.mark.parametrize(("up", "lost"), [(1, False), (0, True)])
+def test_a_single_look_at_an_old_xid(up: int, *, lost: bool) -> None:
+    """Without a past, as the doctor looks, a GPU is back if NVML reads it now."""
+    log = CollectionResult(CollectionOutcome.OK, (LAST_XID(WALL - 3600, "1", PCI, "79"),))
+    results = gpus(UP(up, "1", "GPU-b"), INFO(1, "1", "GPU-b", "H100", PCI, "", "", ""))
+    found = verdict({**results, "kernel_log": log}).findings
+    assert ("DshealthdGpuLost" in {finding.alert for finding in found}) is lost
 
 
 def errors_after(past: GpuHistory, joules: float, uptime: float, xid_age: float = 60.0) -> set[str]:

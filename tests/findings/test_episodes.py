@@ -79,27 +79,6 @@ def test_the_worst_value(episodes: Episodes, limit: float | None, worst: float) 
     assert [episode.worst for episode in episodes.closed] == [worst]
 
 
-def test_finding_remains_for_its_keep(episodes: Episodes) -> None:
-    """A finding ends when its sign has been gone for its keep; a gap in between does not end it."""
-    episodes.update([sign(hold=0, keep=30)], 0.0, 1000.0)
-    episodes.update([], 29.0, 1029.0)
-    assert parts(episodes) == ["GPU 3"]
-    episodes.update([sign(hold=0, keep=30)], 29.5, 1029.5)
-    episodes.update([], 59.0, 1059.0)
-    assert episodes.verdict().findings[0].since == 1000.0
-    episodes.update([], 59.5, 1059.5)
-    assert parts(episodes) == []
-
-
-def test_what_cannot_be_read_has_not_healed(episodes: Episodes) -> None:
-    """A finding whose source fails lasts until the source is read again and does not show it."""
-    episodes.update([sign(hold=0)], 0.0, 1000.0)
-    episodes.update([], 100.0, 1100.0, lambda _finding: False)
-    assert parts(episodes) == ["GPU 3"]
-    episodes.update([], 101.0, 1101.0)
-    assert parts(episodes) == []
-
-
 def test_unknown_is_shown_at_once_and_reported_after_its_hold(episodes: Episodes) -> None:
     """A node that cannot be read is not healthy while the hold of the ticket runs."""
     for now, firing in ((0.0, 0), (299.0, 0), (300.0, 1)):
@@ -212,10 +191,10 @@ def test_ticket_becomes_a_page(episodes: Episodes) -> None:
 
 def test_certain_evidence_is_a_page_at_once(episodes: Episodes) -> None:
     """What looked like a pause is a page as soon as a sign is certain, and remains one."""
-    episodes.update([sign(hold=0.0, page_seconds=30.0)], 0.0, 1000.0)
-    assert episodes.verdict().state is State.WARNING
+    episodes.update([sign(hold=30.0, page_seconds=30.0)], 0.0, 1000.0)
+    assert episodes.verdict().state is State.OK
     episodes.update([sign(hold=0.0, page_seconds=0.0)], 1.0, 1001.0)
-    episodes.update([sign(hold=0.0, page_seconds=30.0)], 2.0, 1002.0)
+    episodes.update([sign(hold=30.0, page_seconds=30.0)], 2.0, 1002.0)
     assert episodes.verdict().state is State.CRITICAL
 
 

@@ -92,8 +92,10 @@ def test_what_a_page_says() -> None:
 
 def test_threads_beside_the_main_one() -> None:
     """Those that tokenize keep a job at work; a logger's do not."""
-    assert rested(Idleness(), *RESTS[:4], *cpu(0.0, 2, 0.6)) == []
-    assert len(rested(Idleness(), *RESTS[:4], *cpu(0.0, 2, 0.1))) == 1
+    assert rested(Idleness(), *RESTS[:4], *cpu(0.0, 2, 0.5)) == []
+    assert len(rested(Idleness(), *RESTS[:4], *cpu(0.0, 2, 0.49))) == 1
+    assert rested(Idleness(), *RESTS[:4], *cpu(0.01, 2)) == []
+    assert len(rested(Idleness(), *RESTS[:4], *cpu(0.009, 2))) == 1
 
 
 def test_what_is_not_known_is_no_rest() -> None:
@@ -122,7 +124,7 @@ def test_what_a_job_moves_is_not_known(moves: list[Sample]) -> None:
 
 
 @pytest.mark.parametrize(("worked", "moved", "idle"), [
-    (30, 9e3, True),  # what stores and loggers move
+    (30, 1e4, True),  # what stores and loggers move
     (30, 1.1e4, False),
     (20, 0.0, False),  # what only starts has not worked for half a minute
 ])  # fmt: skip

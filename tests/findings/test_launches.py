@@ -12,7 +12,7 @@ from dshealthd.collectors.nccl_ras import LAG, TROUBLE
 from dshealthd.collectors.nccl_ras import RANKS as NCCL_RANKS
 from dshealthd.core.collector import Sample
 from dshealthd.findings.idleness import Idleness
-from dshealthd.findings.launches import late_host, ranks_behind
+from dshealthd.findings.launches import late_host
 from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
 from dshealthd.findings.stalls import arrivals, stalls
@@ -87,15 +87,6 @@ def test_a_job_that_rests() -> None:
     assert rested(Idleness(), *RESTS, *counted(100.0, 0, 0, 0)) == [f"{plain}; {EQUAL}"]
     assert rested(Idleness(), *RESTS, *counted(100.0)) == [plain]
     assert rested(Idleness(), *RESTS, *counted(1.0, 0, 0, 0)) == []
-
-
-def test_several_are_behind() -> None:
-    """Each is named with its number."""
-    series = Series(counted(60.0, 1, 0, 2))
-    assert ranks_behind(series, JOB) == (
-        "; rank 0 has launched 1 collective fewer than others here, "
-        "rank 2 has launched 2 collectives fewer than others here"
-    )
 
 
 STEP = 0.5

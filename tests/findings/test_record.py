@@ -157,6 +157,7 @@ def test_boots_starts_and_drivers_stand_in_the_same_line(tmp_path: Path) -> None
     made.begin(NOW - 1, ("b", 5.0), crashed=True)
     shown = [(each["kind"], each["times"]) for each in document(made)["entries"]]
     assert shown == [("boot", 1), ("agent", 1), ("driver", 1), ("agent", 4), ("boot", 1)]
+    assert document(made)["since"] == NOW - 9060
     assert "GPU driver 550 became 570" in says(made)
 
 
@@ -255,7 +256,9 @@ def test_busy_seconds_are_those_of_the_mean_gpu() -> None:
 
 
 def test_the_record_is_bounded(tmp_path: Path) -> None:
-    """2,000 entries, a mebibyte, 90 days: the oldest go; the file is no larger, and is read."""
+    """2,000 entries, a mebibyte, 90 days: the oldest go, first those about jobs, which may crash in
+    a loop; the file is no larger, and is read.
+    """
     made = kept(tmp_path, *(fault(NOW - DAY + 20 * at, 1, part=f"{at}") for at in range(2_100)))
     shown = document(made)["entries"]
     assert (len(shown), shown[0]["part"]) == (MAX_ENTRIES, "100")
@@ -263,6 +266,12 @@ def test_the_record_is_bounded(tmp_path: Path) -> None:
     made = kept(tmp_path, *(fault(NOW - DAY + at, 1, part=f"{at}", **texts) for at in range(900)))
     assert 100 < len(document(made)["entries"]) < 900
     assert MAX_BYTES * 0.9 < (tmp_path / FILE).stat().st_size < MAX_BYTES * 1.01
+    jobs = (fault(NOW - DAY + at, 1, part=f"{at}", job=f"{at}") for at in range(2_100))
+    made = NodeRecord(None)
+    for entry in (fault(NOW - 2 * DAY), *jobs, fault(NOW, part="GPU 4")):
+        made.add(entry)
+    shown = [one["part"] for one in document(made)["entries"]]
+    assert (len(shown), shown[:2], shown[-1]) == (MAX_ENTRIES, ["GPU 3", "102"], "GPU 4")
     made = kept(tmp_path / "..", fault(NOW - 89 * DAY), fault(NOW - 91 * DAY, part="GPU 4"))
     assert [one["part"] for one in document(made)["entries"]] == ["GPU 3"]
 
@@ -379,6 +388,7 @@ async def test_a_clock_that_jumps_a_year_neither_loses_nor_invents(
         assert [each["begin"] for each in found] == sorted(each["begin"] for each in found)
         (start,) = [each for each in shown["entries"] if each["kind"] == "agent"]
         assert found[0]["begin"] == pytest.approx(start["begin"], abs=60)
+        assert shown["since"] == shown["entries"][0]["begin"]
     assert start["begin"] == pytest.approx(1e9 + 1000, abs=60)
     clocks = [each["value"] for each in after["entries"] if each["kind"] == "clock"]
     assert clocks[0] == pytest.approx(jump, abs=1)
@@ -411,6 +421,25 @@ def test_a_clock_was_set_if_it_moved_by_more_than_a_minute(moved: float, clocks:
     made.settle(_series(), 10.0, NOW + 10.0 + moved)
     kinds = [one["kind"] for one in document(made, NOW + 200.0)["entries"]]
     assert kinds.count("clock") == clocks
+
+
+@pytest.mark.parametrize(("moved", "dated"), [(DAY, 0.0), (DAY + 1, DAY + 1)])
+def test_only_a_clock_that_is_days_off_dates_anew(moved: float, dated: float) -> None:
+    """A virtual machine that was paused for a night looks as if its clock had been set."""
+    made = NodeRecord(None)
+    made.add(fault(NOW, 1))
+    made.settle(_series(), 0.0, NOW)
+    made.settle(_series(), 10.0, NOW + 10.0 + moved)
+    assert document(made, NOW + moved + 100.0)["entries"][0]["begin"] == NOW + dated
+
+
+def test_no_day_is_longer_than_a_day() -> None:
+    """By a clock that stands still, or is set back again and again: the file could not be read."""
+    made = NodeRecord(None)
+    for at in range(3000):
+        made.settle(_series(BUSY_RATIO(1.0, "0", "GPU-a")), 30.0 * at, NOW)
+    assert [*made._days.values()] == [(DAY, DAY)]
+    assert [*made._hours.values()] == [3600.0]
 
 
 def test_half_a_minute_between_two_judgements_counts_as_watched() -> None:
@@ -467,8 +496,8 @@ def test_hours_and_a_clock_that_jumps_a_year() -> None:
     lived_through(made, 2, 1, -365 * 24, 0)
     assert made.hours([], NOW) == " " * 21 + "..."
     assert made.hours([fault(NOW + YEAR)], NOW) == " " * 21 + "..."
-    lived_through(made, *range(1000))
-    assert len(made._hours) <= 48
+    lived_through(made, *range(2400))
+    assert (len(made._days), len(made._hours)) == (90, 48)
 
 
 def test_what_comes_back_for_another_reason_is_another_entry() -> None:

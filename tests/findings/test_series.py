@@ -14,7 +14,7 @@ from dshealthd.collectors.training import (
 )
 from dshealthd.core.collector import gauge
 from dshealthd.findings.past import Past
-from dshealthd.findings.series import Point, Series, some
+from dshealthd.findings.series import Series
 from dshealthd.findings.slowness import ranks
 
 STEP = gauge("dshealthd_test_step", "For tests.", "job", "rank")
@@ -79,10 +79,3 @@ def test_a_job_leaves_no_window_behind() -> None:
         figures += [NODE_STEP_SECONDS(2.0, *job), NODE_RANKS(8.0, *job), SLOWEST(3.0, *job)]
         list(ranks(Series(figures, past=past, now=float(number)), 0.0))
     assert len(past.document(100.0)) == 1
-
-
-def test_some() -> None:
-    """One value above 0 is enough; 0 is none."""
-    assert some([Point({}, 0.0), Point({}, 1.0)])
-    assert not some([Point({}, 0.0)])
-    assert not some([])

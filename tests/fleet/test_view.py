@@ -101,6 +101,8 @@ async def test_states() -> None:
     assert list(states.values()) == [
         *("ok", "critical", "unreachable", "unknown", "unreachable", "unreachable")
     ]
+    assert (before["asking"], view["asking"]) == (True, False)
+    assert [leaf["leaf"] for leaf in view["leaves"]] == ["leaf-0", "leaf-1", "leaf-2"]
     assert view["nodes"][1]["findings"] == [lost]
     assert view["nodes"][2]["problem"] == "unreachable: timed_out"
     assert view["nodes"][5]["problem"] == "refused"  # once
@@ -153,6 +155,23 @@ async def test_the_first_picture_has_all_answers() -> None:
     silent.set()
     for one in (looks, again):
         assert json.loads(await one)["states"] == {"ok": 2, "critical": 1}
+
+
+async def test_a_round_that_fails_by_a_defect(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, and the next one begins in its turn; one that the agent's end cuts off is no
+    defect.
+    """
+    cluster = Cluster(2)
+    cluster.answers["n0001"] = RuntimeError("x")
+    await cluster.settled()
+    assert "a round of queries failed because of a bug: RuntimeError('x')" in caplog.text
+    caplog.clear()
+    cluster.now += 10
+    cluster.silent["n0001"] = asyncio.Event()
+    cluster.view()
+    await asyncio.sleep(0.01)
+    await cluster.fleet.close()
+    assert (cluster.asked["n0001"], caplog.text) == (2, "")
 
 
 async def test_nobody_is_asked_while_nobody_looks() -> None:

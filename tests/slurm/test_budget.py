@@ -191,17 +191,25 @@ def test_comment_of_others_stays() -> None:
     assert (cluster.table["n1"].comment, cluster.table["n1"].note) == ("rack 7", "")
 
 
-def test_reason_that_appears_meanwhile_stays() -> None:
-    """An administrator who drains while a ticket is being taken wins."""
+@pytest.mark.parametrize(
+    ("state", "reason", "says"),
+    [
+        ("idle+drain", "bad cable", "bad cable"),
+        ("idle", "kept in mind", "kept in mind"),
+        ("idle+maintenance", "", "idle"),
+    ],
+)
+def test_what_appears_meanwhile_stays(state: str, reason: str, says: str) -> None:
+    """An administrator who changes the node while a ticket is being taken wins."""
     cluster = Cluster(node("n1"), node("n2"))
 
     def administrator() -> None:
         if any(call[0] == "note" for call in cluster.calls):
-            cluster.table["n1"] = node("n1", "idle+drain", "bad cable", NOW)
+            cluster.table["n1"] = node("n1", state, reason, NOW)
 
     cluster.before = administrator
-    assert "bad cable" in drain(cluster, "n1")
-    assert cluster.table["n1"].reason == "bad cable"
+    assert drain(cluster, "n1").endswith(f"changed the node meanwhile: {says}")
+    assert cluster.table["n1"].reason == reason
 
 
 @pytest.mark.parametrize(

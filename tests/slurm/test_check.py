@@ -6,18 +6,28 @@ import contextlib
 import os
 import stat
 import syslog
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from dshealthd.cli import main as cli
+from dshealthd.slurm import command
 from dshealthd.slurm.agent import AgentSilent, AgentVerdict
-from dshealthd.slurm.check import Busy, NodeCheck, NodeCheckResult, Streaks, locked_streaks
+from dshealthd.slurm.check import (
+    Busy,
+    CheckReport,
+    NodeCheck,
+    NodeCheckResult,
+    Streaks,
+    locked_streaks,
+)
 from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
 from dshealthd.symptoms import all_symptoms
 from tests.slurm.cluster import NOW, Cluster, node, silent
+from tests.waiting import PATIENT
 
 BAD = AgentVerdict({"gpu-lost gpu=3": "gpu-lost gpu=3 xid=79"}, clean=False)
 CLEAN = AgentVerdict({}, clean=True)
@@ -140,7 +150,7 @@ def test_agent_that_has_just_started_ends_no_streak() -> None:
 
 
 def test_same_finding_without_its_xid() -> None:
-    """An Xid that ages out of the log meanwhile is the same finding."""
+    """What an Xid shows at one check, and NVML at the next one, is the same finding."""
     node_ = Node()
     node_.check(BAD)
     later = AgentVerdict({"gpu-lost gpu=3": "gpu-lost gpu=3"}, clean=False)
@@ -264,6 +274,15 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+def test_a_check_that_ends_is_waited_for(tmp_path: Path) -> None:
+    """A job's check begins once the one before it is done."""
+    with contextlib.ExitStack() as other:
+        other.enter_context(locked_streaks(tmp_path / "run", 0))
+        threading.Timer(0.3, other.close).start()
+        with locked_streaks(tmp_path / "run", PATIENT) as streaks:
+            assert streaks.bad == {}
+
+
 def test_garbage_begins_anew(tmp_path: Path) -> None:
     """A file of another version is no reason to fail, or to drain."""
     (tmp_path / "streaks.json").write_text('{"bad": [1]}')
@@ -291,6 +310,39 @@ def test_what_nobody_else_opens(tmp_path: Path) -> None:
         os.umask(before)
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("run", "run/lock")]
     assert modes == [0o700, 0o600]
+
+
+def test_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job waits for another check; of health checks, the next one comes by itself. On a drained
+    node, the prolog alone fails, with the status that its program takes for that; none fails
+    because another check runs.
+    """
+    waits: list[float] = []
+    checks: list[str] = []
+
+    @contextlib.contextmanager
+    def locked(_directory: Path, patience: float) -> Iterator[Streaks]:
+        waits.append(patience)
+        if len(waits) > 3:
+            raise Busy
+        yield Streaks()
+
+    def drained(method: str) -> Callable[[NodeCheck], CheckReport]:
+        def check(_check: NodeCheck) -> CheckReport:
+            checks.append(method)
+            return CheckReport(NodeCheckResult.DRAINED, "")
+
+        return check
+
+    monkeypatch.setattr(command, "locked_streaks", locked)
+    for method in ("once", "insistently"):
+        monkeypatch.setattr(NodeCheck, method, drained(method))
+    hooks = ("health", "prolog", "epilog", "prolog")
+    statuses = [cli.main(["slurm", hook, "--slurm.maintenance", "false"]) for hook in hooks]
+    assert (waits, statuses) == ([0.0, 8.0, 8.0, 8.0], [0, 100, 0, 0])
+    assert checks == ["once", "insistently", "once"]
+    program = Path(__file__).parents[2] / "deploy" / "slurm" / "dshealthd-prolog"
+    assert "-ne 100 ]" in program.read_text("utf-8")
 
 
 def test_what_a_health_check_repeats_is_no_news(

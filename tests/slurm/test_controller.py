@@ -121,6 +121,21 @@ def test_changes(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("file", "given", "used"), [
+    (Path("/a"), {"SLURM_CONF": "/b"}, "/a"),
+    (None, {"SLURM_CONF": "/b"}, "/b"),
+    (None, {}, "its own"),
+])  # fmt: skip
+def test_which_slurm_conf(
+    tmp_path: Path, file: Path | None, given: dict[str, str], used: str
+) -> None:
+    """The configured one, that of the hook's environment, or where Slurm's commands look."""
+    shell_script(tmp_path / "scontrol", f'echo "${{SLURM_CONF-its own}}" > {tmp_path}/used')
+    slurm = Controller(conf_file=file, bin_directory=tmp_path, environment=given)
+    slurm.set_note(node("n1"), "")
+    assert (tmp_path / "used").read_text().strip() == used
+
+
 @pytest.mark.parametrize(("text", "drained", "working"), [
     ("idle", False, True),
     ("allocated", False, True),

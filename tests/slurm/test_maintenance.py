@@ -73,7 +73,7 @@ def test_drain_for_a_lost_gpu_holds_no_page_back(tmp_path: Path) -> None:
         ("critical", "llama")
     ]
     told = Verdict(tuple(findings)).document() | {"findings": findings}
-    verdict = told | {"metrics": {}, "time": 60.0, "ready": True}
+    verdict = told | {"ready": True}
     checked = Node(node("n1"), node("n2"))
     times(2, lambda: checked.check(judge(verdict, frozenset(DRAIN_FOR))))
     drained = checked.cluster.table["n1"]

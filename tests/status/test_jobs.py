@@ -98,8 +98,8 @@ def test_a_job_has_a_script_and_no_false_calm(shown: Callable[..., str]) -> None
     first = PROCESS(1, "run-1", "train.py", "1000", "4242")
     silent = (
         *JOB,
-        *(HEARD(time.time() - 60, "run-1", rank) for rank in "01"),
-        BOUND(100, "run-1", "0"),
+        *(HEARD(time.time() - ago, "run-1", rank) for ago, rank in ((600, "0"), (60, "1"))),
+        *(BOUND(bound, "run-1", rank) for bound, rank in ((100, "0"), (90, "1"))),
     )
     said = shown("jobs", *silent, first)
     assert re.search(
@@ -114,7 +114,7 @@ def test_a_job_has_a_script_and_no_false_calm(shown: Callable[..., str]) -> None
 def test_a_job_without_heartbeats_that_does_nothing(shown: Callable[..., str]) -> None:
     """How long no rank used CPU or GPU is said, and is no problem by itself."""
     ranks = RANKS(2, "run-1", "run-1")
-    idle = "no rank here has used CPU or GPU for 12 min\n"
+    idle = "\n    no rank here has used CPU or GPU for 12 min\n"
     said = shown("jobs", ranks, IDLE(720, "run-1"))
     assert "run-1  stalled  2 ranks here" in said
     assert idle in said
@@ -127,6 +127,7 @@ def test_a_job_without_heartbeats_that_does_nothing(shown: Callable[..., str]) -
     said = shown("jobs", ranks, IDLE(20, "run-1"))
     assert "run-1  no heartbeats  2 ranks here" in said
     assert "no rank here" not in said
+    assert "own work" not in said  # a table without rows
 
 
 def test_slow_ranks_of_all_nodes_that_were_queried(capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,6 +83,14 @@ def test_an_attempt_is_merged_of_all_its_nodes() -> None:
     assert (found["ranks"], found["nodes"], found["again"]) == (4, ["n0", "n1"], True)
     entries[1].end = None
     assert merged()["end"] is None
+    entries[0].reason = "terminated"
+    assert merged()["reason"] == "terminated"  # which ended the other one
+    entries[0].reason = entries[1].reason = "hung"
+    entries[0].part = "rank 3"
+    assert merged()["part"] == "rank 3"  # not that nobody knows for whom the others wait
+    for ranks, gain in ((1, None), (2, pytest.approx(0.2))):
+        entries = [attempt(card={"ranks": ranks, "slowest": slowest(0, 0.8, 0.6)})]
+        assert merged()["slowest"]["gain"] == gain
 
 
 def test_what_is_one_attempt_of_several_nodes() -> None:
@@ -143,6 +151,7 @@ def nodes() -> Iterator[tuple[str, str]]:
     )
     # As logs are read later, for two minutes after its end.
     second.add(fault(START + 1919, job="slurm-4711"))
+    first.add(fault(START + 1919.5, part="GPU 7", job="slurm-4711"))
     second.add(fault(START + 1921, part="GPU 6", job="slurm-4711"))
     second.add(fault(START + 1779, part="GPU 5", job="slurm-9"))
     steps = {"step_seconds": [1.0, 1.1, 1.2, 9.0]}
@@ -160,7 +169,14 @@ def nodes() -> Iterator[tuple[str, str]]:
         assert each.card is not None
         each.card.times = WORK | {"start": 0.0, "restart": 50.0}
     other = attempt(
-        3, what="llama", job="slurm-5", end=START + 9e3, card={"times": {"unmeasured": 9.0}}
+        3,
+        what="llama",
+        job="slurm-5",
+        end=START + 9e3,
+        card={"times": {"unmeasured": 9.0}},
+        says="hung: it waits",
+        reason="hung",
+        part="rank 1",
     )
     second.add(other)
     with (
@@ -181,16 +197,19 @@ def test_history(nodes: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> 
     """
     assert run("--history", *nodes) == 0
     printed = capsys.readouterr().out
-    head, first, found, second, _, llama, last = printed.splitlines()
+    head, first, found, later, second, _, llama, last = printed.splitlines()
     assert (head, llama) == ("slurm-4711  2 attempts", "llama  1 attempt")
     assert "for 30 min  steps 0-100  4 ranks on 2 nodes  70% own work" in first
-    assert first.endswith("rank 3 was killed (SIGKILL) (on n2)")
+    assert first.endswith("own work  rank 3 was killed (SIGKILL) (on n2)")
     assert found.strip().startswith("n2: GPU 3: A GPU is lost to the driver (for ")
+    assert later.strip().startswith("n1: GPU 7: ")
     assert "steps 90-200" in second
     assert second.endswith("  runs")
-    assert "own work not measured" in last
+    assert last.endswith("own work not measured  rank 1: hung: it waits")
     assert "GPU 5" not in printed
     assert "GPU 6" not in printed
+    assert run("--history", nodes[1]) == 0
+    assert "(on n2)" not in capsys.readouterr().out  # of a single node
 
 
 def test_report(nodes: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:

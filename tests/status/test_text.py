@@ -80,6 +80,7 @@ def test_gpus_links_and_probes() -> None:
         "  suspect link n1--n2: slow",
     ]
     assert lines(probe=PROBE | {"suspects": []})[-1] == "  no suspects"
+    assert lines(probe={"state": "starting", "members": 2})[-1] == "  no suspects"
 
 
 def test_findings_come_first() -> None:
