@@ -244,6 +244,11 @@ def test_gpus_alone_are_all_listed() -> None:
     ]
 
 
+def test_an_operation_that_took_no_time() -> None:
+    """A node that measures wrongly does not end the report on all others."""
+    assert report.timing_fields(Timing("all_reduce", 8, 0.0, 0.0))["algbw"] == 8e6
+
+
 def test_checksums_are_compared_among_gpus() -> None:
     """Of one GPU nothing is said."""
     one = {"gpu": "0", "library": "cuBLAS", "checksum": 7}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dshealthd.probe.observation import Op, Outcome, Timing, slowest
+from dshealthd.probe.observation import FLOOR, Op, Outcome, Timing, slowest
 
 EXIT: Mapping[Outcome, int] = {
     Outcome.CORRUPTED: 8,
@@ -34,7 +34,8 @@ def timing_fields(timing: Timing) -> dict[str, Any]:
         "size": timing.size,
         "count": timing.size // ELEMENT,
         "seconds": timing.seconds,
-        "algbw": timing.size / timing.seconds,
+        # A node that measures wrongly may have said that it took no time.
+        "algbw": timing.size / max(timing.seconds, FLOOR),
         "busbw": timing.bus_bandwidth,
     }
 
