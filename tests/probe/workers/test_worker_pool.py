@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +33,7 @@ from dshealthd.probe.workers.job import DeviceSteps, RankResult, RankSpec, Worke
 from dshealthd.probe.workers.store import LocalStore
 from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests import frozen
+from tests.probe.peering import at_once
 from tests.processes import children, runs
 from tests.stopwatch import Stopwatch
 from tests.waiting import eventually
@@ -215,11 +216,8 @@ def test_deadlines_end_a_worker_before_its_own_timeouts() -> None:
     ("states", "reason"),
     [("DD", "uninterruptible"), ("DS", "deadline"), ("DT", "stopped"), ("t", "stopped")],
 )
-def test_a_worker_hangs_in_the_kernel_if_it_is_there_twice(
-    monkeypatch: pytest.MonkeyPatch, states: str, reason: str
-) -> None:
+def test_a_worker_hangs_in_the_kernel_if_it_is_there_twice(states: str, reason: str) -> None:
     """One that waits for another may wait for a page at that moment: it is not to blame."""
-    monkeypatch.setattr(session, "SECOND_LOOK", 0.0)
     process: Any = SimpleNamespace(pid=7, state=iter(states).__next__)
 
     async def judged() -> RankResult:
@@ -228,7 +226,41 @@ def test_a_worker_hangs_in_the_kernel_if_it_is_there_twice(
         await one._judge_silence()
         return one.result(0, 0)
 
-    assert asyncio.run(judged()).reason == reason
+    result, seconds = at_once(judged())
+    assert (result.reason, seconds) == (reason, 0.5 * (states[0] == "D"))
+
+
+@pytest.mark.parametrize(
+    ("completed", "failed", "ends", "own"),
+    [
+        ([0, 0, 0], None, 2.0, True),
+        ([0, 7, 7], None, 2.0, True),  # in the first half alone
+        ([0, 0, 1, 1, 1, 1], None, 4.0, True),
+        (range(99), None, 8.0, True),
+        (range(99), 0.5, 1.5, False),
+        ([0, 0, 0], 1.5, 2.0, True),
+    ],
+)
+def test_how_long_a_stage_lasts(
+    completed: Iterable[int], failed: float | None, ends: float, *, own: bool
+) -> None:
+    """Its deadline, and three times as long again while its collectives go on; a second more once
+    another rank has failed.
+    """
+    process: Any = None
+
+    async def scene() -> bool:
+        round_ = session.NodeWorkers(job(""), LocalStore(), ignore)
+        one = session.WorkerSession(RankSpec(rank=0), process, round_, iter(completed).__next__)
+        stage = asyncio.create_task(asyncio.sleep(3600.0))
+        if failed is not None:
+            asyncio.get_running_loop().call_later(failed, round_.hurry)
+        await one._wait_for(stage, 2.0)
+        stage.cancel()
+        return one._own
+
+    is_own, seconds = at_once(scene())
+    assert (is_own, seconds) == (own, ends)
 
 
 def test_bandwidth(scene: Scene) -> None:
