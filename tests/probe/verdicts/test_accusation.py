@@ -7,6 +7,9 @@ import pytest
 from dshealthd.probe.observation import Part, RoundKind
 from dshealthd.probe.verdicts.accusation import Verdicts, _gpu_is_well, accusations
 from dshealthd.probe.verdicts.signals import (
+    OWN_NODE,
+    REACH,
+    RUN,
     Cause,
     Investigation,
     Measurement,
@@ -53,6 +56,11 @@ def test_no_local_round() -> None:
     assert _gpu_is_well("0", rounds, DECIDED + WAIT + 1) is False
     investigation = rounds[ADAPTER].investigation
     assert investigation is not None
+    others = history()[ADAPTER], SignalHistory(ADAPTER)
+    assert others[0].investigation is not None
+    others[0].investigation.home_refused = True
+    rounds |= {ADAPTER._replace(part="1"): others[0], ADAPTER._replace(size=3): others[1]}
+    assert _gpu_is_well("0", rounds, DECIDED) is None, "of this adapter"
     investigation.home_refused = True
     assert _gpu_is_well("0", rounds, DECIDED) is False
     rounds[ADAPTER._replace(size=2)] = history()[ADAPTER]
@@ -63,11 +71,12 @@ def accused(gpus: int, slow: int, uneasy: int = 0) -> list[tuple[Part, str]]:
     """Return who is accused on a node with so many GPUs, of which some are slow and others above
     their usual, though not flagged.
     """
-    rounds: dict[Signal, SignalHistory] = {}
+    rounds = {OWN_NODE: SignalHistory(OWN_NODE)}
     verdicts: Verdicts = {}
     for gpu in range(gpus):
         signal = GPU._replace(part=str(gpu))
-        rounds[signal] = SignalHistory(signal)
+        adapter = ADAPTER._replace(part=f"mlx5_{gpu}")
+        rounds |= {signal: SignalHistory(signal), adapter: SignalHistory(adapter)}
         if gpu < slow:
             verdicts[signal] = Cause.SELF, "slow"
         elif gpu < slow + uneasy:
@@ -100,5 +109,31 @@ NODE = [(Part.NODE, "me")]
 def test_half_of_the_parts_are_the_node(
     gpus: int, slow: int, uneasy: int, expected: list[tuple[Part, str]]
 ) -> None:
-    """At least two, with those that are above their usual; a GPU that is alone is the GPU."""
+    """At least two, with those that are above their usual; a GPU that is alone is the GPU. Adapters
+    are counted apart.
+    """
     assert accused(gpus, slow, uneasy) == expected
+
+
+SLOW, HUNG = (Cause.SELF, "slow"), (Cause.SELF, "hung")
+LEAF, UNCLEAR = (Cause.LEAF, "unreachable"), (Cause.UNCLEAR, "unreachable")
+ALL_GPUS = dict.fromkeys((GPU._replace(part=part) for part in "0123"), SLOW)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        ({REACH: LEAF, RUN: HUNG}, ["leaf leaf unreachable"]),
+        ({REACH: LEAF, RUN: HUNG, GPU: SLOW}, ["leaf leaf unreachable", "node me hung"]),
+        ({REACH: (Cause.FABRIC, "slow")}, ["leaf fabric ambiguous"]),
+        ({REACH: UNCLEAR, GPU: SLOW}, ["node me ambiguous", "gpu me/gpu0 slow"]),
+        ({REACH: UNCLEAR, **ALL_GPUS}, ["node me slow"]),
+    ],
+)
+def test_a_larger_part_explains_smaller_ones(verdicts: Verdicts, expected: list[str]) -> None:
+    """A leaf as many signals as are its own; a node its parts. What is unclear adds nothing to a
+    node that is named.
+    """
+    rounds = {signal: SignalHistory(signal) for signal in verdicts}
+    found = accusations("me", "leaf", rounds, verdicts, DECIDED)
+    assert [f"{one.part} {one.component} {one.reason}" for one in found] == expected

@@ -637,6 +637,7 @@ def test_everybody_unreachable_means_oneself() -> None:
     scene = settled()
     cut_off = (Suspect(Part.NODE, ME, "unreachable"),)
     assert scene.run(nobody(Outcome.UNREACHABLE), 3) == cut_off
+    assert {request.kind for request in scene.asked} == {RoundKind.LIGHT}
     assert scene.detector.score() == HARD
     assert scene.run(well, 4) == ()
 
@@ -655,7 +656,15 @@ def test_everybody_refusing_is_not_oneself(members: int, outcome: Outcome) -> No
     assert scene.run(well, 4) == ()
 
 
-@pytest.mark.parametrize(("first", "seconds"), [(None, 600.0), (Outcome.DECLINED, 0.0)])
+@pytest.mark.parametrize(
+    ("first", "seconds"),
+    [
+        (None, 600.0),
+        (Outcome.INCONCLUSIVE, 600.0),
+        (Outcome.HUNG, 600.0),
+        (Outcome.DECLINED, 0.0),
+    ],
+)
 def test_who_boots_first_is_not_cut_off(first: Outcome | None, seconds: float) -> None:
     """After a power cut, an agent that nobody has answered yet waits for ten minutes before it
     finds its node cut off. Once one has answered, it needs no more than the usual rounds.

@@ -305,6 +305,7 @@ def test_who_loses_packets_blames_no_link(well: int, *, link: bool) -> None:
         (NAMES, "abc", 3, 0, True),
         (NAMES, "ab", 3, 0, False),  # two
         (NAMES, "aba", 3, 0, False),  # two peers may be faulty at once
+        (NAMES[:6], "aba", 3, 0, False),
         (NAMES[:5], "aba", 3, 0, True),  # unless there are few
         (NAMES[:5], "aaa", 3, 0, False),
         (NAMES, "abc", 4, 0, False),  # too long for lost packets

@@ -11,7 +11,7 @@ from dshealthd.probe.observation import HARD, RoundKind
 from dshealthd.probe.verdicts.company import Company
 from dshealthd.probe.verdicts.pairs import PairSuspicion
 from dshealthd.probe.verdicts.planner import PlanningInput, early, plan
-from dshealthd.probe.verdicts.signals import REACH, Signal, SignalHistory
+from dshealthd.probe.verdicts.signals import REACH, Investigation, Signal, SignalHistory
 from tests.probe.verdicts.test_explanation import bad
 from tests.probe.verdicts.test_pairs import ECHO, TIMED, company, met, suspicion
 
@@ -31,7 +31,7 @@ def test_call_of_an_unreached_peer(sought: int, *, itself: bool) -> None:
     does.
     """
     pair = suspicion(REACH, 3)
-    pair.words, pair.sought = {"a": (5, True)}, sought
+    pair.words, pair.sought = {"a": (5, True), "b": (4, True)}, sought
     caller, called = planned(company(), pair)
     assert (caller == "me", called) == (itself, "peer")
 
@@ -130,8 +130,18 @@ def test_recheck_of_an_accused_link(epoch: int, *, due: bool) -> None:
 
 @pytest.mark.parametrize(("turned", "before", "soon"), [(1, 2, False), (2, 0, True)])
 def test_parts_that_turn_slow_at_once(turned: int, before: int, *, soon: bool) -> None:
-    """Two others whose last round is their first slow one may make it the whole node."""
+    """Two others whose last round is their first slow one may make it the whole node, by the same
+    operation.
+    """
     histories = [SignalHistory(TIMED._replace(part=str(part))) for part in range(4)]
+    histories[0].recent.append(bad("f1"))
+    for part in "12":
+        histories.append(SignalHistory(TIMED._replace(size=9, part=part)))
+        histories[-1].recent.append(bad("f1"))
     for number, history in enumerate(histories[1 : 1 + turned + before]):
         history.recent.extend([bad("f1"), bad("f2")][number < turned :])
-    assert early(TIMED, {history.signal: history for history in histories}) is soon
+    known = {history.signal: history for history in histories}
+    assert early(TIMED, known) is soon
+    histories[0].investigation = Investigation((bad("f1"),), 0.0)
+    state = PlanningInput(company(), known, {}, {}, (), epoch=6, now=0.0)
+    assert bool([*plan(state)]) is not soon, "no round is asked for before it can be told"
