@@ -514,7 +514,7 @@ class Detector:
         ratios of its last pairs.
         """
         histories = self._history.values()
-        slow = [one.signal.word for one in histories if one.suspicious() or one.investigation]
+        slow = [one.signal.word for one in histories if one.investigation]
         return PeerReport(
             self.score(flagged=True),
             tuple(word for word in dict.fromkeys(slow) if word),

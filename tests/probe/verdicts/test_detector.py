@@ -252,11 +252,12 @@ def test_cleared_when_it_is_over() -> None:
 @pytest.mark.parametrize(("told", "named"), [
     ({}, Suspect(Part.NODE, ME, "slow")),
     (dict.fromkeys(("a1", "a2", "a3"), SLOW), Suspect(Part.LEAF, "leaf-a", "slow")),
+    (dict.fromkeys(FOUR_LEAVES, SLOW), Suspect(Part.LEAF, "fabric", "ambiguous")),
 ])  # fmt: skip
 def test_what_neighbors_say_later_corrects_an_accusation(
     told: dict[str, float], named: Suspect
 ) -> None:
-    """A node is accused until most of its leaf find themselves slow, too."""
+    """A node is accused until most of its leaf find themselves slow, too, or all members."""
     scene = settled()
     assert scene.run(always(Answer(SLOW)), 2) == (Suspect(Part.NODE, ME, "slow"),)
 
@@ -518,6 +519,7 @@ def test_node_that_nobody_reaches(outcome: Outcome) -> None:
     world = vanished(peer, outcome, HARD)
     scene.run(world)
     assert scene.run(world) == (Suspect(Part.NODE, peer, str(outcome)),)
+    assert scene.detector._unreached() == {peer}
     assert {request.kind for request in scene.asked} == {RoundKind.LIGHT}
     assert [bool(scene.run(well)) for _ in range(5)] == [True, True, True, True, False]
 
@@ -888,6 +890,16 @@ def test_clock_that_jumped_back_stops_nothing() -> None:
     assert scene.run(well, 2) == ()
     assert scene.run(always(Answer(SLOW)), 2) == (Suspect(Part.NODE, ME, "slow"),)
     assert scene.run(well, 3) == ()
+
+
+def test_slow_echoes_are_no_score() -> None:
+    """They depend on the load of both hosts."""
+    scene = settled()
+    for peer in ("b1", "b2", "b3"):
+        timing = Timing("echo", 0, 1.0, 0.0)
+        scene.observe(RoundKind.LIGHT, (ME, peer), Answer(), timing)
+    assert scene.detector.score() == pytest.approx(1, abs=0.02)
+    assert scene.detector.report().parts == ("light",)
 
 
 def test_sizes_of_rounds_on_demand_leave_no_trace() -> None:

@@ -45,7 +45,15 @@ def test_calls_of_an_epoch_until_the_link_is_known(
     """Once others have all said that they reach it, until enough calls have failed."""
     pair = suspicion(REACH, bads)
     pair.words, pair.checked = {"a": (6, True), "b": (6, reached)}, 6
-    assert planned(company(), pair) == (("me", "peer") if again else ())
+    known = company()
+    met(known, "c", 1.0)
+    assert planned(known, pair) == (("me", "peer") if again else ())
+
+
+@pytest.mark.parametrize(("bads", "again"), [(1, True), (2, False)])
+def test_a_lost_echo_is_repeated_at_once(bads: int, *, again: bool) -> None:
+    """Once; then the next epoch shows whether it was chance."""
+    assert planned(company(), suspicion(REACH, bads), 0) == (("me", "peer") if again else ())
 
 
 @pytest.mark.parametrize(
