@@ -534,6 +534,15 @@ def test_a_link_has_the_reason_that_it_has_now() -> None:
     assert found == (Suspect(Part.LINK, f"{ME}--{peer}", "unreachable"),)
 
 
+def test_node_of_which_nobody_tells_is_ambiguous() -> None:
+    """If nobody can be asked about a peer, there is no guess whether it is the node or the link."""
+    scene, peer = met()
+    world = vanished(peer, Outcome.UNREACHABLE, HARD)
+    world.word = None  # type: ignore[attr-defined] # as `vanished` sets it
+    assert scene.run(world, 6) == ()
+    assert scene.run(world, 10) == (Suspect(Part.LINK, f"{ME}--{peer}", "ambiguous"),)
+
+
 def test_node_that_calls_and_cannot_be_called() -> None:
     """A node that refuses all calls, those of others too, while its own calls succeed, is accused
     until a call to it succeeds.
@@ -752,16 +761,19 @@ def test_collectives_that_end_badly_with_everybody(outcome: Outcome, stage: Stag
     assert scene.run(well, 3) == ()
 
 
-def test_hang_that_waits_for_the_peer_is_not_ours() -> None:
+@pytest.mark.parametrize("score", [1.0, HARD])
+def test_hang_that_waits_for_the_peer_is_not_ours(score: float) -> None:
     """Rounds in which the other end was late do not count against this node."""
     scene = settled()
 
-    def world(peers: tuple[str, ...], _: RoundKind) -> Answer:
-        return Answer(
-            outcome=Outcome.HUNG, stage=Stage.SIZES, late=peers, told=dict.fromkeys(peers, HARD)
-        )
+    def world(peers: tuple[str, ...], kind: RoundKind) -> Answer:
+        if kind is RoundKind.LIGHT:
+            return Answer()
+        told = dict.fromkeys(peers, score)
+        return Answer(outcome=Outcome.HUNG, stage=Stage.SIZES, late=peers, told=told)
 
     assert scene.run(world, 6) == ()
+    assert scene.detector.score() == 1.0
 
 
 @pytest.mark.parametrize(("ill", "named"), [(1, False), (2, True)])
