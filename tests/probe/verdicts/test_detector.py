@@ -520,8 +520,16 @@ def test_node_that_nobody_reaches(outcome: Outcome) -> None:
     scene.run(world)
     assert scene.run(world) == (Suspect(Part.NODE, peer, str(outcome)),)
     assert scene.detector._unreached() == {peer}
+    scene.round((ME, peer), lost(peer, outcome=outcome))
+    assert not any(one.bad and one.round.peer == peer for one in scene.detector._company.log)
     assert {request.kind for request in scene.asked} == {RoundKind.LIGHT}
-    assert [bool(scene.run(well)) for _ in range(5)] == [True, True, True, True, False]
+    left = []
+    for _ in range(5):
+        scene.round((ME, peer), Answer(outcome=Outcome.FAILED, stage=Stage.SIZES))
+        scene.epoch += 1
+        scene.round((ME,), Answer(), kind=RoundKind.LOCAL)
+        left.append(bool(scene.detector.suspects()))
+    assert left == [True, True, True, True, False], "a round that begins is no call in vain"
 
 
 def test_a_link_has_the_reason_that_it_has_now() -> None:
@@ -532,6 +540,22 @@ def test_a_link_has_the_reason_that_it_has_now() -> None:
     scene.run(vanished(peer, Outcome.REFUSED, 1.0))
     found = scene.run(vanished(peer, Outcome.UNREACHABLE, 1.0), 3)
     assert found == (Suspect(Part.LINK, f"{ME}--{peer}", "unreachable"),)
+
+
+@pytest.mark.parametrize(("kind", "suspected"), [(RoundKind.LIGHT, True), (RoundKind.RAIL, False)])
+def test_a_root_that_has_waited_for_this_node(kind: RoundKind, *, suspected: bool) -> None:
+    """A collective tells nothing of the two then; an echo may be lost on its way."""
+    scene = settled()
+    scene.round(("b1", ME), Answer(outcome=Outcome.HUNG, stage=Stage.SIZES, late=(ME,)), kind=kind)
+    assert ("b1" in scene.detector._pairs) is suspected
+
+
+def test_slow_pair_whose_other_end_is_gone() -> None:
+    """What does not answer reports nothing."""
+    scene, peer = met()
+    scene.round((ME, peer), Answer(SLOW))
+    scene.round((ME, peer), lost(peer))
+    assert scene.detector._pairs[peer].unreached
 
 
 def test_node_of_which_nobody_tells_is_ambiguous() -> None:
@@ -581,11 +605,17 @@ def test_who_refuses_is_not_asked_for_what_its_rounds_come_to() -> None:
 @pytest.mark.parametrize("outcome", [Outcome.DECLINED, Outcome.UNAUTHORIZED])
 @pytest.mark.parametrize(("opinion", "part"), [(HARD, Part.NODE), (1.0, Part.LINK)])
 def test_who_declines_is_there(opinion: float, part: Part, outcome: Outcome) -> None:
-    """A node that was accused of refusing calls, and now declines a round, is cleared."""
+    """A node that was accused of refusing calls, and now declines a round, is cleared. That it
+    calls, or that nobody knows why a call failed, clears it of nothing.
+    """
     scene, peer = met()
     assert {suspect.part for suspect in scene.run(vanished(peer, Outcome.REFUSED, opinion), 3)} == {
         part
     }
+    found = scene.detector.suspects()
+    scene.round((ME, peer), lost(outcome=Outcome.INCONCLUSIVE))
+    scene.round((peer, ME), lost(outcome=outcome))
+    assert scene.detector.suspects() == found
     scene.round((ME, peer), lost(outcome=outcome))
     assert scene.detector.suspects() == ()
 
