@@ -288,7 +288,7 @@ class Detector:
         peer, late = round.peer, observation.late
         bads = {history.signal: entry for history, entry in found if entry.bad}
         hard = next((signal for signal in (REACH, RUN) if signal in bads), None)
-        bad = frozenset(bads if hard is None else (hard,))
+        bad = frozenset(bads)
         ratios = [entry.ratio for entry in bads.values()]
         # What is not bad is usual, by this node's own measure, however much its timings vary.
         light, ratio = observation.kind is RoundKind.LIGHT, max(ratios, default=1.0)

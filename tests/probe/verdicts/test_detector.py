@@ -306,6 +306,17 @@ def test_rail_without_local_round_is_ambiguous() -> None:
     assert scene.run(world, 2) == (Suspect(Part.NIC, f"{ME}/nic2", "ambiguous"),)
 
 
+def test_rail_of_a_gpu_without_a_baseline() -> None:
+    """A local round that tells nothing of it is waited for, but no longer than a minute."""
+    scene = settled()
+    for known in (scene.baselines._classes, scene.baselines._families):
+        for series in [one for one in known if one.kind == "local"]:
+            known.pop(series)  # type: ignore[attr-defined] # both are dicts
+    world = always(Answer(SLOW, "2"))
+    assert scene.run(world, 2) == ()
+    assert scene.run(world, 8) == (Suspect(Part.NIC, f"{ME}/nic2", "ambiguous"),)
+
+
 def test_peer_that_takes_it_on_itself_explains_a_round() -> None:
     """Rounds with members that find themselves slow accuse nobody here, and ask for nothing."""
     scene = settled()
@@ -337,19 +348,27 @@ def test_everybody_slow_is_no_leaf() -> None:
     assert world == (Suspect(Part.LEAF, "fabric", "ambiguous"),)
 
 
-def test_way_out_of_a_leaf() -> None:
+@pytest.mark.parametrize(("elsewhere", "component", "reason"), [
+    ({}, "leaf-a", "slow"),
+    (dict.fromkeys((f"{name}/leaf" for name in FOUR_LEAVES), SLOW), "fabric", "ambiguous"),
+])  # fmt: skip
+def test_way_out_of_a_leaf(elsewhere: dict[str, float], component: str, reason: str) -> None:
     """The leaf is accused if rounds inside it are normal, rounds with every other leaf are slow,
-    and the neighbors report the same.
+    and the neighbors report the same; the fabric, if others do too. Good rounds inside the leaf
+    clear neither.
     """
     scene = settled()
 
     def world(peers: tuple[str, ...], _: RoundKind) -> Answer:
         if scene.leaves[peers[0]] == "leaf-a":
             return Answer(told={f"{peers[0]}/leaf": SLOW})
-        return Answer(SLOW)
+        return Answer(SLOW, told=elsewhere)
 
-    assert scene.run(world, 5) == (Suspect(Part.LEAF, "leaf-a", "slow"),)
+    assert scene.run(world, 5) == (Suspect(Part.LEAF, component, reason),)
     assert scene.detector.report().uplink
+    for name in ("a1", "a2", "a3"):
+        scene.round((ME, name), Answer())
+    assert scene.detector.suspects()
     assert scene.run(well, 8) == ()
 
 
@@ -558,6 +577,58 @@ def test_slow_pair_whose_other_end_is_gone() -> None:
     assert scene.detector._pairs[peer].unreached
 
 
+def test_unreached_node_that_takes_it_on_itself() -> None:
+    """Who reaches it is told so, and this node suspects no link to it."""
+    scene, peer = met()
+    world = vanished(peer, Outcome.UNREACHABLE, 1.0)
+    world.word = Answer(told={peer: HARD})  # type: ignore[attr-defined] # as `vanished` sets it
+    scene.run(world, 2)
+    assert peer not in scene.detector._pairs
+
+
+def test_a_call_of_which_nothing_is_known_is_no_word() -> None:
+    """As of one that was asked to call, whose name server did not answer."""
+    scene, peer = met()
+    world = vanished(peer, Outcome.UNREACHABLE, 1.0)
+    world.word = lost(outcome=Outcome.INCONCLUSIVE)  # type: ignore[attr-defined]
+    scene.run(world, 3)
+    assert any(ME not in request.members for request in scene.asked)
+    assert scene.detector._pairs[peer].words == {}
+
+
+@pytest.mark.parametrize(
+    ("led", "pending", "requested", "opens"),
+    [
+        (True, False, False, True),
+        (False, False, False, False),
+        (True, True, False, False),
+        (True, False, True, False),
+    ],
+)
+def test_rounds_outside_the_schedule_that_begin_a_suspicion(
+    *, led: bool, pending: bool, requested: bool, opens: bool
+) -> None:
+    """Those that this node leads of itself, as with the nodes of a hung job."""
+    scene = settled()
+    ends = (ME, "b1") if led else ("b1", ME)
+    seen = Observation(
+        -1, RoundKind.LIGHT, "agent", ends, Outcome.HUNG, Stage.SIZES, late=("b1",), at=scene.now
+    )
+    scene.detector._pending |= {(ME, "b1"): scene.now} if pending else {}
+    scene.detector.observe(seen, requested=requested)
+    assert ("b1" in scene.detector._pairs) is opens
+
+
+def test_a_suspicion_lapses_without_rounds() -> None:
+    """After six epochs in which the two have not met."""
+    scene = settled()
+    scene.round((ME, "b1"), lost("b1"))
+    for later, is_there in ((6, True), (1, False)):
+        scene.epoch += later
+        scene.round((ME,), Answer(), kind=RoundKind.LOCAL)
+        assert ("b1" in scene.detector._pairs) is is_there
+
+
 def test_node_of_which_nobody_tells_is_ambiguous() -> None:
     """If nobody can be asked about a peer, there is no guess whether it is the node or the link."""
     scene, peer = met()
@@ -652,6 +723,17 @@ def test_outages_of_this_node_are_not_those_of_its_links(names: list[str], earli
     scene.epoch += 1
     scene.round((ME, "a1"), lost("a1", outcome=Outcome.HUNG))
     assert scene.detector._pairs["a1"].earlier == earlier
+
+
+def test_outages_that_a_peer_takes_on_itself_are_not_its_link_s() -> None:
+    """A node that finds itself at fault explains those before, too."""
+    scene = settled()
+    silences(scene, ["a1"])
+    blamed = Answer(outcome=Outcome.FAILED, stage=Stage.SIZES, told={"a1": HARD})
+    for answer in (blamed, lost("a1", outcome=Outcome.HUNG)):
+        scene.epoch += 1
+        scene.round((ME, "a1"), answer)
+    assert scene.detector._pairs["a1"].earlier == 0
 
 
 def test_outages_before_and_after_a_slow_time_are_counted() -> None:
