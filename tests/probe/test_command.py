@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,8 @@ from dshealthd.probe.cli import local, pairs, report
 from dshealthd.probe.cli.command import parse_steps
 from dshealthd.probe.observation import Outcome, RoundKind, Timing
 from dshealthd.probe.options import MembershipOptions
+from dshealthd.probe.workers.job import RankResult, WorkerJob
+from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests.command_line import dshealthd
 from tests.doctor.machine import Machine
 from tests.probe.peering import may_block
@@ -94,10 +97,19 @@ def test_no_collectives_beside_a_training(
     machine.simulator.set(1, "processes", processes)
     machine.config.write_text(f'[probe.policy]\ngpus = "{gpus}"\n', encoding="ascii")
     monkeypatch.setattr(local, "PATIENCE", 0.0)
+    given: list[list[float]] = []
+    run = WorkerPool.run
+
+    async def kept(pool: WorkerPool, job: WorkerJob, *more: Any) -> list[RankResult]:
+        given.append([*job.deadlines.values()])
+        return await run(pool, job, *more)
+
+    monkeypatch.setattr(WorkerPool, "run", kept)
     assert cli.main(["probe", *machine.paths, "--probe.python", "/nonexistent"]) == status
     output = capsys.readouterr().out
     assert said in output
     assert ("probe.policy.gpus" in output) is (status == 3)
+    assert given == ([] if status == 3 else [[120.0, *[60.0] * 5]]), "nobody else waits"
 
 
 @pytest.mark.parametrize(("flags", "message"), [
