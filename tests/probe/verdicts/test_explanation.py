@@ -94,6 +94,14 @@ def test_rounds_that_are_all_a_peers_fault(signal: Signal, found: Cause) -> None
     assert cause(*rounds, signal=signal) is found
 
 
+@pytest.mark.parametrize(("explained", "found"), [(False, Cause.LEAF), (True, Cause.NOTHING)])
+def test_a_round_that_is_a_peers_fault(*, explained: bool, found: Cause) -> None:
+    """Where one of those out of the leaf is, they do not tell of its uplink."""
+    rounds = [*map(bad, ("f1", "f2", "f3")), good("n1", UPLINK), good("n2")]
+    rounds[0].explained = explained
+    assert cause(*rounds) is found
+
+
 BOTH = (bad("n1", SAME), bad("n2", SAME))
 INSIDE = (bad("n1", WELL), bad("f1", WELL), bad("n2", WELL))
 

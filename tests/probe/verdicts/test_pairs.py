@@ -364,7 +364,9 @@ def test_echoes_are_told_as_such() -> None:
     met(known, "c", HARD, 5)
     met(known, "c", 1.0, 6, light=False)
     met(known, "d", 1.0, 7)
-    assert known.told(1) == ({"a": 9.0, "b": HARD, "c": HARD, "d": 1.0}, ("d",))
+    met(known, "e", 9.0, 8, light=False)
+    met(known, "e", 1.0, 9, light=False)
+    assert known.told(1) == ({"a": 9.0, "b": HARD, "c": HARD, "d": 1.0, "e": 1.0}, ("d",))
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,16 @@ def planned(
     return step.confirmation.members if step else ()
 
 
-@pytest.mark.parametrize(("sought", "itself"), [(5, False), (6, True)])
-def test_call_of_an_unreached_peer(sought: int, *, itself: bool) -> None:
+@pytest.mark.parametrize(
+    ("sought", "checked", "itself"), [(5, 5, False), (6, 5, True), (6, 6, False)]
+)
+def test_call_of_an_unreached_peer(sought: int, checked: int, *, itself: bool) -> None:
     """Another one is asked to call it, unless who was asked last has not answered: then this node
-    does.
+    does, once in an epoch.
     """
     pair = suspicion(REACH, 3)
     pair.words, pair.sought = {"a": (5, True), "b": (4, True)}, sought
+    pair.checked = checked
     caller, called = planned(company(), pair)
     assert (caller == "me", called) == (itself, "peer")
 
