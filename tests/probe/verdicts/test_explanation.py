@@ -197,3 +197,8 @@ def test_the_last_sixteen_rounds_count(bads: int, found: Cause) -> None:
 def test_undecided_in_the_end(number: int, asked: int, found: Cause) -> None:
     """What twelve rounds, or twice as many requests, do not settle is ambiguous."""
     assert cause(*[bad("n1", WELL)] * number, asked=asked) is found
+
+
+def test_one_elsewhere_is_no_fabric() -> None:
+    """It may be faulty itself, and nobody else there can be asked."""
+    assert cause(*BOTH, bad("f1", SAME), asked=24) is Cause.LEAF

@@ -37,6 +37,11 @@ def test_what_a_failed_round_is_evidence_of(
     assert hard_signal(Observation(0, kind, "gloo", ("a", "b"), outcome, stage)) == signal
 
 
+def test_what_is_a_time() -> None:
+    """It can be unusual by chance; a round that fails cannot."""
+    assert [one.timed for one in (REACH, RUN, OWN_NODE, TIMED)] == [False, False, False, True]
+
+
 @pytest.mark.parametrize(
     ("rounds", "far"),
     [
