@@ -424,9 +424,8 @@ class Detector:
         elif found is PairVerdict.AMBIGUOUS:
             pair.accused = AMBIGUOUS
         elif found is PairVerdict.SELF:
-            run = self._of(RUN)
-            run.investigation = Investigation((), self._wall(), verdict=(Cause.SELF, pair.reason))
-            run.investigation.decided = self._wall()
+            now, verdict = self._wall(), (Cause.SELF, pair.reason)
+            self._of(RUN).investigation = Investigation((), now, verdict=verdict)
         elif found is PairVerdict.PEER:
             del self._pairs[pair.peer]
             self._gone[pair.peer] = Suspect(Part.NODE, pair.peer, pair.reason), self._epoch
