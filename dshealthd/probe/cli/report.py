@@ -85,7 +85,7 @@ def checksum_line(outcome: Outcome) -> str:
 
 def matrix(names: Sequence[str], cells: Mapping[frozenset[str], str], what: str) -> str:
     """Return the matrix of all pairs, numbered like the list below it."""
-    width = max([len(str(len(names))), *map(len, cells.values()), 1]) + 2
+    width = max([len(str(len(names))), *map(len, cells.values())]) + 2
     lines = [
         f"# {what}",
         " " * 5 + "".join(f"{number:>{width}}" for number in range(1, len(names) + 1)),
