@@ -85,6 +85,8 @@ class HungJobs:
         self._seen: set[str] = set()
         """Jobs whose current hang is already queued or handled."""
         self._waiting: asyncio.Queue[str] = asyncio.Queue()
+        self._queued: set[str] = set()
+        """The jobs in that queue, once each: who hangs again and again has one turn at a time."""
         self._standing: dict[str, tuple[float, int | None]] = {}
         """When members were last asked about each hang, and how many ranks then stood still; None
         if a member had some at work.
@@ -105,13 +107,16 @@ class HungJobs:
         for job, reason in by_job.items():
             if reason in _WITHOUT_CAUSE and job not in self._seen:
                 self._seen.add(job)
-                self._waiting.put_nowait(job)
+                if job not in self._queued:
+                    self._queued.add(job)
+                    self._waiting.put_nowait(job)
 
     async def work(self, around: Neighborhood) -> None:
         """Meet the nodes of one hung job after another, until cancelled."""
         while True:
-            job = await self._waiting.get()
             await asyncio.sleep(max(0.0, self._free_at - self._monotonic()))
+            job = await self._waiting.get()
+            self._queued.discard(job)
             if job not in self._hung or self._is_all_here(job):
                 continue
             self._free_at = self._monotonic() + GAP

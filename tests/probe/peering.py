@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import selectors
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from dshealthd.probe.peers.protocol import Hello, PeerError, PeerSession, parse_
 from dshealthd.probe.peers.server import PeerServer
 
 T = TypeVar("T", bound="Callable[..., Any]")
+R = TypeVar("R")
 KEY, OTHER_KEY = "0123456789abcdef" * 4, "fedcba9876543210" * 4
 PATIENT = 60.0
 """Seconds for what is to succeed, as this machine may have other work; it ends when it is done."""
@@ -41,6 +43,27 @@ class Time:
     def __call__(self) -> float:
         """Return the time."""
         return self.now
+
+
+class Skipped(selectors.DefaultSelector):
+    """What a loop waits for, on a clock that goes on where nothing else does."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Return what is there, and take no time to wait for the rest."""
+        found = super().select(timeout and 0)
+        self.now += 0.0 if found else timeout or 0.0
+        return found
+
+
+def at_once(scene: Coroutine[Any, Any, R]) -> tuple[R, float]:
+    """Run a scene in which nothing but time passes; return its result, and after which time."""
+    waits = Skipped()
+    loop = asyncio.SelectorEventLoop(waits)
+    loop.time = lambda: waits.now  # type: ignore[method-assign]
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(scene), waits.now
 
 
 def secret(directory: Path, name: str, *lines: str) -> Path:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,8 @@ from dshealthd.probe.cli import local, pairs, report
 from dshealthd.probe.cli.command import parse_steps
 from dshealthd.probe.observation import Outcome, RoundKind, Timing
 from dshealthd.probe.options import MembershipOptions
+from dshealthd.probe.workers.job import RankResult, WorkerJob
+from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests.command_line import dshealthd
 from tests.doctor.machine import Machine
 from tests.probe.peering import may_block
@@ -94,10 +97,19 @@ def test_no_collectives_beside_a_training(
     machine.simulator.set(1, "processes", processes)
     machine.config.write_text(f'[probe.policy]\ngpus = "{gpus}"\n', encoding="ascii")
     monkeypatch.setattr(local, "PATIENCE", 0.0)
+    given: list[list[float]] = []
+    run = WorkerPool.run
+
+    async def kept(pool: WorkerPool, job: WorkerJob, *more: Any) -> list[RankResult]:
+        given.append([*job.deadlines.values()])
+        return await run(pool, job, *more)
+
+    monkeypatch.setattr(WorkerPool, "run", kept)
     assert cli.main(["probe", *machine.paths, "--probe.python", "/nonexistent"]) == status
     output = capsys.readouterr().out
     assert said in output
     assert ("probe.policy.gpus" in output) is (status == 3)
+    assert given == ([] if status == 3 else [[120.0, *[60.0] * 5]]), "nobody else waits"
 
 
 @pytest.mark.parametrize(("flags", "message"), [
@@ -244,6 +256,11 @@ def test_gpus_alone_are_all_listed() -> None:
     ]
 
 
+def test_an_operation_that_took_no_time() -> None:
+    """A node that measures wrongly does not end the report on all others."""
+    assert report.timing_fields(Timing("all_reduce", 8, 0.0, 0.0))["algbw"] == 8e6
+
+
 def test_checksums_are_compared_among_gpus() -> None:
     """Of one GPU nothing is said."""
     one = {"gpu": "0", "library": "cuBLAS", "checksum": 7}
@@ -259,7 +276,8 @@ def test_a_pair_is_shown_by_its_largest_collective() -> None:
     document = {"kind": "pair", "members": ["a", "b"], "outcome": "ok"}
     text = pairs.show_pairs(document | {"rounds": [entry | {"timings": timings}]})
     assert "at 3 bytes" in text
-    assert text.count("3.000") == 2
+    rows = ["           1      2", "   1       -  3.000", "   2   3.000      -"]
+    assert text.splitlines()[1:4] == rows
 
 
 def test_torch_stays_out_of_the_command() -> None:

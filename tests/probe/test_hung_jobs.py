@@ -83,6 +83,7 @@ class Company:
         self.left_out: set[str] = set()
         self.asked: list[str] = []
         self.met: list[str] = []
+        self.answering = self.most = 0
 
     def around(self, me: str) -> Neighborhood:
         """Return them as the `Neighborhood` of one of them."""
@@ -91,6 +92,10 @@ class Company:
     async def ask(self, name: str) -> dict[str, Any]:
         """Answer with a summary."""
         self.asked.append(name)
+        self.answering += 1
+        self.most = max(self.most, self.answering)
+        await asyncio.sleep(0)
+        self.answering -= 1
         if name in self.silent:
             raise PeerError(Outcome.UNREACHABLE, "timeout")
         found = entry(self.jobs[name]) | self.states.get(name, {}) if name in self.jobs else None
@@ -130,14 +135,14 @@ def test_few_are_asked_and_fewer_are_met() -> None:
     """
     company = Company(MANY)
     company.jobs = dict.fromkeys(MANY, "run-1")
-    company.silent = {"n002", "n003", "n004"}
+    company.silent = {"n002", "n003", "n004", "n005"}
     company.left_out = {"n099", "n000", "n002"}
     watch = watching()
     watch.update_hangs([hang("run-1", HangClass.COLLECTIVE)])
     played(company, watch, "n098")
     assert company.asked == [f"n{number:03d}" for number in (1, *range(3, 34))]
-    assert len(company.asked) == ASKED
-    assert company.met == ["n003", "n004", "n001", "n005"]
+    assert (len(company.asked), company.most) == (ASKED, 8)
+    assert company.met == ["n003", "n004", "n001", "n006"]
     assert len(company.met) == PARTNERS
     assert [sample.value for sample in watch.samples() if sample.metric is ROUNDS] == [4.0]
 
@@ -166,7 +171,8 @@ def test_a_job_that_hangs_again_and_again_is_looked_into_once_a_minute() -> None
     assert asked == ASKED
     for _ in range(10):
         watch.update_hangs([])
-        watch.update_hangs([hang("run-1"), hang("run-2")])
+        watch.update_hangs([hang("run-1")])
+    watch.update_hangs([hang("run-1"), hang("run-2")])
     played(company, watch, "n000")
     assert len(company.asked) == asked
     clock.now += GAP
@@ -175,6 +181,8 @@ def test_a_job_that_hangs_again_and_again_is_looked_into_once_a_minute() -> None
     clock.now += GAP
     played(company, watch, "n000")
     assert len(company.asked) == 3 * asked
+    standing = [sample.labels for sample in watch.samples() if sample.metric is STANDING]
+    assert standing == [("run-1",), ("run-2",)]
 
 
 def test_how_many_ranks_stand_still() -> None:
@@ -202,12 +210,15 @@ def test_how_many_ranks_stand_still() -> None:
     assert [sample.metric for sample in watch.samples()] == [ROUNDS]
 
 
-@pytest.mark.parametrize(("nodes", "asked"), [(1024 - ASKED - 1, 1023), (10**9, 1024)])
-def test_a_job_says_that_it_is_large(nodes: int, asked: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "size", "asked"),
+    [(8, 8 * (1024 - ASKED - 1), 1023), (0, 1024 - ASKED - 1, 1023), (1, 10**6, 1024)],
+)
+def test_a_job_says_that_it_is_large(ranks: int, size: int, asked: int) -> None:
     """As many members are asked as it may have nodes, and a thousand at most."""
     names = tuple(f"n{number:04}" for number in range(2048))
     company = Company(names)
-    watch = watching([entry("run-1", world_size=nodes)])
+    watch = watching([entry("run-1", ranks, size)])
     watch.update_hangs([hang("run-1")])
     played(company, watch, names[0], turns=1000)
     assert len(company.asked) == asked

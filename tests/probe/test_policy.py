@@ -189,4 +189,7 @@ def test_duty() -> None:
             full += 1
         clock.now += 10.0
     assert full / (full + light) == pytest.approx(1 / 3, rel=0.05)
-    assert limited.used / (5000 * 10.0) <= ratio * (1 + SAVED / 50_000) + 0.03 / 50_000
+    limited.spend_in_vain(3600.0)
+    limited.spend_in_vain(29.0)
+    assert limited.used == pytest.approx(full * 0.03 + 30.0 + 29.0), "an agent may be stopped"
+    assert full * 0.03 / (5000 * 10.0) <= ratio * (1 + SAVED / 50_000) + 0.03 / 50_000

@@ -16,7 +16,7 @@ from dshealthd import __version__
 from dshealthd.collectors.job_environment import RANKS
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, CollectionResult
-from dshealthd.probe import node as node_module
+from dshealthd.probe import slots
 from dshealthd.probe.members.schedule import jitter, root_order
 from dshealthd.probe.node import ThisNode
 from dshealthd.probe.observation import (
@@ -40,7 +40,7 @@ from dshealthd.probe.slots import Renamed, SlotRunner
 from dshealthd.probe.verdicts.planner import Confirmation
 from dshealthd.probe.workers.job import RankResult
 from dshealthd.probe.workers.store import LocalStore
-from tests.probe.peering import Time
+from tests.probe.peering import Time, at_once
 from tests.probe.services import snapshot
 
 ME, OTHER, THIRD, GONE = "a", "b", "c", "gone"
@@ -406,17 +406,10 @@ async def test_own_workers_that_are_gone_keep_no_round_away(
         (1, 4, "always", False),
     ],
 )
-async def test_a_round_ends_when_a_job_starts(
-    played: Played,
-    monkeypatch: pytest.MonkeyPatch,
-    processes: int,
-    ranks: int,
-    gpus: str,
-    *,
-    ended: bool,
+def test_a_round_ends_when_a_job_starts(
+    played: Played, processes: int, ranks: int, gpus: str, *, ended: bool
 ) -> None:
-    """Its workers leave the GPUs within seconds, even if they hang, and nobody is accused of it."""
-    monkeypatch.setattr(node_module, "WATCH", 0.01)
+    """Its workers leave the GPUs in two seconds, even if they hang, and nobody is accused of it."""
     node, shot, over = with_gpus(played, 1, Time()), snapshot({"0": 0}), asyncio.Event()
     shot.expect("job_environment", 1000.0)
     looks: list[Iterable[str]] = []
@@ -428,7 +421,7 @@ async def test_a_round_ends_when_a_job_starts(
         shot.put("job_environment", CollectionResult(CollectionOutcome.OK, found))
 
     async def run(*_: object) -> list[RankResult]:
-        async with asyncio.timeout(None if ended else 0.2):
+        async with asyncio.timeout(5.0):
             await over.wait()
         return []
 
@@ -436,13 +429,14 @@ async def test_a_round_ends_when_a_job_starts(
     played._state.options = ProbeOptions(policy=PolicyOptions(gpus=gpus))  # type: ignore[arg-type]
     node.workers = SimpleNamespace(run=run)  # type: ignore[assignment]
     work = local_job(1, ((8, 1),), {})
+    running = node.run(work, LocalStore(), lambda *_: None)
     if ended:
-        (result,) = await node.run(work, LocalStore(), lambda *_: None)
-        assert (result.outcome, result.reason) == (Outcome.DECLINED, "busy_gpu")
+        (result,), seconds = at_once(running)
+        assert (result.outcome, result.reason, seconds) == (Outcome.DECLINED, "busy_gpu", 2.0)
     else:
         with pytest.raises(TimeoutError):
-            await node.run(work, LocalStore(), lambda *_: None)
-    assert bool(looks) is (gpus == "idle")
+            at_once(running)
+    assert len(looks) == (0 if gpus == "always" else 1 if ended else 2)
 
 
 @pytest.mark.parametrize(
@@ -481,6 +475,22 @@ async def test_a_new_list_of_members(
     assert played._names == ((ME, THIRD) if applied else (ME, OTHER))
     if applied:
         assert {played._timetable.group_of(ME, epoch) for epoch in range(2)} == {(ME, THIRD)}
+
+
+@pytest.mark.parametrize(("at", "wait"), [(0.0, 5.0), (4.9, 0.1), (5.0, 10.0), (9.0, 6.0)])
+async def test_when_the_members_are_read(
+    played: Played, monkeypatch: pytest.MonkeyPatch, at: float, wait: float
+) -> None:
+    """Half an epoch before their next rounds, as on all nodes."""
+
+    async def happens(_event: object, seconds: float) -> bool:
+        assert seconds == pytest.approx(wait)
+        raise TimeoutError
+
+    monkeypatch.setattr(slots, "happens", happens)
+    played._state.again, played.now = None, EPOCH * 10.0 + at
+    with pytest.raises(TimeoutError):
+        await played._follow_members()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dshealthd.probe.observation import Op, Outcome, Timing, slowest
+from dshealthd.probe.observation import FLOOR, Op, Outcome, Timing, slowest
 
 EXIT: Mapping[Outcome, int] = {
     Outcome.CORRUPTED: 8,
@@ -34,7 +34,8 @@ def timing_fields(timing: Timing) -> dict[str, Any]:
         "size": timing.size,
         "count": timing.size // ELEMENT,
         "seconds": timing.seconds,
-        "algbw": timing.size / timing.seconds,
+        # A node that measures wrongly may have said that it took no time.
+        "algbw": timing.size / max(timing.seconds, FLOOR),
         "busbw": timing.bus_bandwidth,
     }
 
@@ -84,7 +85,7 @@ def checksum_line(outcome: Outcome) -> str:
 
 def matrix(names: Sequence[str], cells: Mapping[frozenset[str], str], what: str) -> str:
     """Return the matrix of all pairs, numbered like the list below it."""
-    width = max([len(str(len(names))), *map(len, cells.values()), 1]) + 2
+    width = max([len(str(len(names))), *map(len, cells.values())]) + 2
     lines = [
         f"# {what}",
         " " * 5 + "".join(f"{number:>{width}}" for number in range(1, len(names) + 1)),

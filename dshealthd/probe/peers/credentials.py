@@ -87,7 +87,8 @@ class Credentials:
             marks, self.off = await background.call(
                 lambda: (self._signature(), self._is_off()), THREAD, None
             )
-            if marks == self._marks:
+            # What could not be read may be readable now, though the file is as it was.
+            if marks == self._marks and self._ok:
                 return
             await asyncio.sleep(SETTLE)
             if await background.call(self._signature, THREAD, None) != marks:
@@ -97,11 +98,12 @@ class Credentials:
                     lambda: read(self._options.key_file), THREAD, None, CredentialError
                 )
             except CredentialError as error:
+                if marks != self._marks:
+                    log.error(
+                        "peer API: new credentials rejected, the previous ones stay in force:\n%s",
+                        error,
+                    )
                 self._ok = False
-                log.error(
-                    "peer API: new credentials rejected, the previous ones stay in force:\n%s",
-                    error,
-                )
             else:
                 self._ok = True
                 log.info("peer API: credentials reloaded")

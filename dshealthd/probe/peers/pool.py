@@ -163,7 +163,8 @@ class ConnectionPool:
         self._prune()
 
     def forget(self, peer: str) -> None:
-        """Close the pool's idle connections to a peer."""
+        """Close the pool's idle connections to a peer, and forget its addresses."""
+        self._resolver.forget(self._addresses(peer)[0])
         for link in [link for link, whose in self._idle.items() if whose == peer]:
             del self._idle[link]
             link.close()

@@ -26,7 +26,6 @@ MAX_LOOKUPS = 4
 """Concurrent look-ups, each in a thread."""
 MAX_ADDRESSES = 4
 """Most addresses of one name to try."""
-MAX_NAMES = 65_536
 NAME_UNKNOWN = "name_unknown"
 """The reason of a call to a node whose name does not exist: nothing is known of the node."""
 
@@ -82,6 +81,11 @@ class Resolver:
             raise self._failed.get(host, LookupFailed)(host)
         return known
 
+    def forget(self, host: str) -> None:
+        """Forget a name that no member has any more: new ones may keep coming."""
+        for known in (self._known, self._asked, self._failed):
+            known.pop(host, None)
+
     async def close(self) -> None:
         """Give up the look-ups of names in progress; their threads end on their own."""
         tasks = list(self._pending.values())
@@ -95,11 +99,7 @@ class Resolver:
                 addresses = await background.call(
                     lambda: self._resolve(host), "name look-up", None, OSError
                 )
-
             self._failed.pop(host, None)
-            # Names come from the list of members, which may keep changing.
-            if len(self._known) >= MAX_NAMES:
-                self._known.clear()
             self._known[host] = addresses
         except OSError as error:  # StartError is one; an old address stays in use
             no_such = isinstance(error, socket.gaierror) and name_is_unknown(error)

@@ -137,7 +137,7 @@ class Rounds:
             raise Refusal(Rejection.MALFORMED)
         if plan.epoch != ON_DEMAND and abs(plan.epoch - self._node.epoch()) > EPOCHS_APART:
             raise Refusal(Decline.CLOCK)
-        if plan.digest != membership.digest or sender not in membership.names:
+        if plan.digest != membership.digest:
             raise Refusal(Decline.MEMBERS)
 
     def _runs_beside(self, current: ActiveRound, plan: RoundPlan) -> bool:

@@ -77,7 +77,7 @@ def _parts(
     uneasy = {
         s.part for s, entry in history.items() if s.part and s.local is local and entry.uneasy()
     }
-    many = len(known) > 1 and 2 * len(accused.keys() | uneasy) >= max(len(known), 4)
+    many = 2 * len(accused.keys() | uneasy) >= max(len(known), 4)
     return None if accused and many else accused
 
 
@@ -91,7 +91,7 @@ def _gpu_is_well(part: str, history: Mapping[Signal, SignalHistory], now: float)
         for signal, entry in history.items()
         if signal.part == part and not signal.local and entry.investigation
     ]
-    opened = min((investigation.opened for investigation in investigations), default=now)
+    opened = min(investigation.opened for investigation in investigations)
     since = [
         entry
         for signal, entry in history.items()
@@ -105,7 +105,7 @@ def _gpu_is_well(part: str, history: Mapping[Signal, SignalHistory], now: float)
         return None
     if since:
         return True
-    waiting = investigations and not any(
+    waiting = not any(
         investigation.home_refused
         or (investigation.decided and now - investigation.decided > _WAIT)
         for investigation in investigations

@@ -197,7 +197,7 @@ class Company:
                 began.setdefault(round.peer, round)
                 continue
             first = began.pop(round.peer, None)
-            if first is None or (met.bad and met.ratio >= HARD):
+            if first is None or met.ratio >= HARD:
                 continue
             if round.epoch - first.epoch <= _SHORT and first.number > over:
                 over = round.number

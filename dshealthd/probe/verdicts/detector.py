@@ -288,7 +288,7 @@ class Detector:
         peer, late = round.peer, observation.late
         bads = {history.signal: entry for history, entry in found if entry.bad}
         hard = next((signal for signal in (REACH, RUN) if signal in bads), None)
-        bad = frozenset(bads if hard is None else (hard,))
+        bad = frozenset(bads)
         ratios = [entry.ratio for entry in bads.values()]
         # What is not bad is usual, by this node's own measure, however much its timings vary.
         light, ratio = observation.kind is RoundKind.LIGHT, max(ratios, default=1.0)
@@ -424,9 +424,8 @@ class Detector:
         elif found is PairVerdict.AMBIGUOUS:
             pair.accused = AMBIGUOUS
         elif found is PairVerdict.SELF:
-            run = self._of(RUN)
-            run.investigation = Investigation((), self._wall(), verdict=(Cause.SELF, pair.reason))
-            run.investigation.decided = self._wall()
+            now, verdict = self._wall(), (Cause.SELF, pair.reason)
+            self._of(RUN).investigation = Investigation((), now, verdict=verdict)
         elif found is PairVerdict.PEER:
             del self._pairs[pair.peer]
             self._gone[pair.peer] = Suspect(Part.NODE, pair.peer, pair.reason), self._epoch
@@ -514,7 +513,7 @@ class Detector:
         ratios of its last pairs.
         """
         histories = self._history.values()
-        slow = [one.signal.word for one in histories if one.suspicious() or one.investigation]
+        slow = [one.signal.word for one in histories if one.investigation]
         return PeerReport(
             self.score(flagged=True),
             tuple(word for word in dict.fromkeys(slow) if word),

@@ -106,9 +106,7 @@ def _inward(
         return Cause.FABRIC if far_same >= PEERS and far_same > far_other else Cause.LEAF
     if len(bads) < needed or len({entry.round.peer for entry in bads}) < PEERS:
         return _next(rounds, company)
-    if company.intra_leaf and (
-        near_same > near_other or (signal.timed and not (near_same or near_other))
-    ):
+    if company.intra_leaf and (near_same > near_other or (signal.timed and not near_other)):
         return Cause.MORE_NEAR
     return Cause.SELF
 

@@ -13,11 +13,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.child import KILL_DEADLINE, StartError, cause, channel
+from dshealthd.core.child import KILL_DEADLINE, StartError, cause, channel, how_ended
 from dshealthd.core.collector import Sample, gauge
 from dshealthd.core.text import plural
 from dshealthd.core.timing import Backoff, happens
@@ -298,6 +297,4 @@ def describe_exit(worker: ForkedWorker, board: StatusPage) -> tuple[str, str]:
     if worker.status is None:
         return "parent", f"process {worker.pid} ended with the workers' fork server{words}"
     code = os.waitstatus_to_exitcode(worker.status)
-    if code < 0:
-        return "killed", f"process {worker.pid} was ended by {signal.Signals(-code).name}{words}"
-    return "exited", f"process {worker.pid} exited with status {code}{words}"
+    return "killed" if code < 0 else "exited", f"process {worker.pid} {how_ended(code)}{words}"

@@ -15,6 +15,7 @@ import pytest
 from dshealthd.core.schema import SchemaError, dumps
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers import client as module
+from dshealthd.probe.peers import server
 from dshealthd.probe.peers.guard import PeerLimits
 from dshealthd.probe.peers.messages import METHODS, VERSIONS
 from dshealthd.probe.peers.protocol import Refusal, to_frame
@@ -111,6 +112,19 @@ async def test_defect_of_a_handler_is_not_told(key: Path, caplog: pytest.LogCapt
             await ping(client)
     assert "where it went wrong" in caplog.text
     caplog.clear()
+
+
+async def test_handler_that_takes_too_long(key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caller is told that before it gives up: the agent answers, and hangs in this call."""
+
+    async def slow(_sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(PATIENT)
+        return body
+
+    monkeypatch.setattr(server, "HANDLER_TIMEOUT", 0.01)
+    async with talking(keyed(key), handlers={"echo": slow}) as (node, client):
+        await fails(ping(client), Outcome.HUNG, "timed_out")
+        assert node.metric("requests_total", "echo", "timed_out") == 1
 
 
 async def test_wrong_key(key: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import threading
@@ -168,6 +169,23 @@ async def test_half_written_key_is_not_used(
     assert KEY[:9] not in caplog.text
     assert OTHER_KEY[:9] not in caplog.text
     caplog.clear()
+
+
+async def test_key_that_could_not_be_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails once, or descriptors that run out, keep no new key out."""
+
+    def failing(_path: Path) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    path, clock = secret(tmp_path, "key", KEY), Time()
+    credentials = Credentials(keyed(path), clock)
+    secret(tmp_path, "key", OTHER_KEY)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "read_secret", failing)
+        assert (await looked(credentials, clock)) == (KEY.encode(),)
+    assert (await looked(credentials, clock)) == (OTHER_KEY.encode(),)
 
 
 async def test_key_that_is_being_written_is_waited_for(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from dshealthd.probe.peers import connection
 from dshealthd.probe.peers.guard import PeerLimits
 from dshealthd.probe.peers.protocol import Hello, PeerError, to_frame
 from tests.flood import flooding
@@ -189,6 +190,15 @@ async def test_slow_frames_of_a_node(key: Path) -> None:
         raw.writer.write(session.sign("request", REQUEST)[:-5])
         assert await raw.closed()
         assert node.metric("connections_refused_total", "header_timeout") == 1
+
+
+async def test_idle_node(key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node's connection without a request ends too, later, and nobody is refused."""
+    monkeypatch.setattr(connection, "IDLE_TIMEOUT", 0.1)
+    async with listening(keyed(key)) as node, connected(node) as raw:
+        await raw.call(await raw.begin(), REQUEST)
+        assert await raw.closed()
+        assert node.metric("connections_refused_total", "header_timeout") == 0
 
 
 async def test_stranger_is_not_kept_idle(key: Path) -> None:

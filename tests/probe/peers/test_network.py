@@ -80,6 +80,24 @@ async def test_silent_name_server(key: Path) -> None:
     released.set()
 
 
+@pytest.mark.parametrize(("wrong", "reached"), [(0, True), (3, True), (4, False)])
+async def test_name_with_several_addresses(key: Path, wrong: int, *, reached: bool) -> None:
+    """One after the other is tried, four at most."""
+    found = [f"127.0.0.{90 + number}" for number in range(wrong)] + ["127.0.0.1", "127.0.0.99"]
+
+    def look_up(*_arguments: object, **_named: object) -> list[object]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (place, 0)) for place in found]
+
+    async with (
+        listening(keyed(key)) as node,
+        calling(keyed(key), node.port, host="node-b", resolver=Resolver(look_up)) as client,
+    ):
+        if reached:
+            await ping(client)
+        else:
+            await fails(ping(client), Outcome.REFUSED, "refused")
+
+
 async def test_stopped_listener_hangs(key: Path) -> None:
     """A stopped agent is a hang and not an unreachable node; afterwards it goes on."""
     with listener_process({"key_file": str(key)}) as (port, pid, _):

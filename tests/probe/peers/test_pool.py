@@ -77,10 +77,12 @@ async def test_a_connection_of_another_key_is_not_used() -> None:
 
 
 async def test_connections_of_a_peer_that_left_are_closed() -> None:
-    """Those of others are not, nor used for another peer."""
+    """Those of others are not, nor used for another peer. Its addresses are forgotten."""
     pool = Pool()
+    pool._resolver._known = {"a": (), "b": ()}
     (theirs,), (others,) = await pool.idle(1, "a"), await pool.idle(1, "b")
     pool.forget("a")
+    assert list(pool._resolver._known) == ["b"]
     assert (cast("Connected", theirs).broken, cast("Connected", others).broken) == (True, False)
     assert await pool.next("a") is not others
     assert await pool.next("b") is others
@@ -122,7 +124,10 @@ async def test_what_cannot_be_used_again_is_closed() -> None:
     (errno.ECONNRESET, Outcome.REFUSED, "reset"),
     (errno.ETIMEDOUT, Outcome.UNREACHABLE, "connect_timeout"),
     (errno.EHOSTUNREACH, Outcome.UNREACHABLE, "no_route"),
+    (errno.EHOSTDOWN, Outcome.UNREACHABLE, "no_route"),
     (errno.ENETUNREACH, Outcome.UNREACHABLE, "no_route"),
+    (errno.ENETDOWN, Outcome.UNREACHABLE, "no_route"),
+    (errno.EADDRNOTAVAIL, Outcome.UNREACHABLE, "no_route"),
     (errno.EPERM, Outcome.UNREACHABLE, "not_permitted"),
     (errno.EMFILE, Outcome.FAILED, "system_error"),
 ])  # fmt: skip

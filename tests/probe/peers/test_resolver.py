@@ -74,10 +74,13 @@ async def test_unknown_name() -> None:
         with pytest.raises(UnknownName):
             await resolver.addresses("unknown")
     assert names.asked == ["unknown"]
-    clock.now += 6
-    with pytest.raises(UnknownName):
-        await resolver.addresses("unknown")
-    assert names.asked == ["unknown"] * 2
+    for seconds, asked in ((4, 1), (2, 2)):
+        clock.now += seconds
+        with pytest.raises(UnknownName):
+            await resolver.addresses("unknown")
+        assert names.asked == ["unknown"] * asked
+    resolver.forget("unknown")
+    assert not resolver._known.keys() | resolver._asked.keys() | resolver._failed.keys()
 
 
 async def test_silent_name_servers() -> None:

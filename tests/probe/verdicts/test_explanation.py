@@ -94,6 +94,14 @@ def test_rounds_that_are_all_a_peers_fault(signal: Signal, found: Cause) -> None
     assert cause(*rounds, signal=signal) is found
 
 
+@pytest.mark.parametrize(("explained", "found"), [(False, Cause.LEAF), (True, Cause.NOTHING)])
+def test_a_round_that_is_a_peers_fault(*, explained: bool, found: Cause) -> None:
+    """Where one of those out of the leaf is, they do not tell of its uplink."""
+    rounds = [*map(bad, ("f1", "f2", "f3")), good("n1", UPLINK), good("n2")]
+    rounds[0].explained = explained
+    assert cause(*rounds) is found
+
+
 BOTH = (bad("n1", SAME), bad("n2", SAME))
 INSIDE = (bad("n1", WELL), bad("f1", WELL), bad("n2", WELL))
 
@@ -189,3 +197,8 @@ def test_the_last_sixteen_rounds_count(bads: int, found: Cause) -> None:
 def test_undecided_in_the_end(number: int, asked: int, found: Cause) -> None:
     """What twelve rounds, or twice as many requests, do not settle is ambiguous."""
     assert cause(*[bad("n1", WELL)] * number, asked=asked) is found
+
+
+def test_one_elsewhere_is_no_fabric() -> None:
+    """It may be faulty itself, and nobody else there can be asked."""
+    assert cause(*BOTH, bad("f1", SAME), asked=24) is Cause.LEAF

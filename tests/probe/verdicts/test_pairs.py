@@ -54,15 +54,18 @@ def suspicion(signal: Signal, bads: int, ratio: float = HARD) -> PairSuspicion:
 
 
 @pytest.mark.parametrize(
-    ("signal", "goods", "needed"), [(REACH, 0, 5), (REACH, 1, 8), (RUN, 0, 2), (ECHO, 0, 6)]
+    ("signal", "goods", "earlier", "needed"),
+    [(REACH, 0, 0, 5), (REACH, 1, 0, 8), (REACH, 0, 1, 7), (RUN, 0, 1, 2), (ECHO, 0, 1, 6)],
 )
-def test_bad_rounds_that_a_link_takes(signal: Signal, goods: int, needed: int) -> None:
-    """A cut link takes five failed calls, eight if good ones came between; a hung one two rounds,
-    and a slow one two more than a node takes.
+def test_bad_rounds_that_a_link_takes(
+    signal: Signal, goods: int, earlier: int, needed: int
+) -> None:
+    """A cut link takes five failed calls, eight if good ones came between, with those before them;
+    a hung one two rounds, and a slow one two more than a node takes.
     """
     for bads, enough in ((needed - 1, False), (needed, True)):
         pair = suspicion(signal, bads)
-        pair.goods = goods
+        pair.goods, pair.earlier = goods, earlier
         assert (pair.missing <= 0) is enough
 
 
@@ -134,6 +137,8 @@ def test_what_is_bad_with_others_explains_only_what_is_alike(ratio: float, ill: 
         (1, "a", False, False, (1, 1)),
         (0, "a", False, False, (0, 0)),  # as old as the first bad one of the pair
         (1, "peer", False, False, (0, 0)),
+        (0, "a", True, False, (0, 0)),
+        (1, "peer", True, False, (0, 0)),
         (1, "a", True, False, (0, 1)),  # an echo, which says nothing good of collectives
         (1, "a", False, True, (0, 1)),  # inside the leaf, which says nothing of its uplink
     ],
@@ -151,7 +156,8 @@ def test_which_rounds_with_others_count(
     pair = PairSuspicion.begin(first, frozenset({TIMED}), 10.0, "slow", None)
     others = pair.others(known)
     assert (others.well, others.good) == counts
-    assert pair.echoes(known) == ({"a": False} if light else {})
+    assert pair.echoes(known) == ({"a": False} if light and others.good else {})
+    assert pair.met(known) == ({} if light else {"a": others.good} if others.good else {})
 
 
 @pytest.mark.parametrize(("accused", "well", "over"), [("", 0, 1), ("slow", 0, 0), ("slow", 1, 1)])
@@ -199,6 +205,7 @@ def test_a_pair_is_ambiguous_in_the_end(
         ({"a": 1.0, "b": 1.0}, None, False),
         ({"a": 1.0}, {"a": 1.0, "b": 1.0}, False),  # a single one may be wrong
         ({"a": 1.0, "b": 1.0}, {"a": 1.0}, False),
+        ({"a": 1.0, "b": 1.0, "c": 9.0}, {"a": 1.0, "b": 1.0, "c": 9.0}, True),
         ({"a": 1.0, "b": 1.0, "c": 9.0, "d": 9.0}, {"a": 1.0, "b": 1.0}, False),
         ({"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 1.0, "c": 9.0, "d": 9.0}, False),
     ],
@@ -305,6 +312,7 @@ def test_who_loses_packets_blames_no_link(well: int, *, link: bool) -> None:
         (NAMES, "abc", 3, 0, True),
         (NAMES, "ab", 3, 0, False),  # two
         (NAMES, "aba", 3, 0, False),  # two peers may be faulty at once
+        (NAMES[:6], "aba", 3, 0, False),
         (NAMES[:5], "aba", 3, 0, True),  # unless there are few
         (NAMES[:5], "aaa", 3, 0, False),
         (NAMES, "abc", 4, 0, False),  # too long for lost packets
@@ -356,7 +364,9 @@ def test_echoes_are_told_as_such() -> None:
     met(known, "c", HARD, 5)
     met(known, "c", 1.0, 6, light=False)
     met(known, "d", 1.0, 7)
-    assert known.told(1) == ({"a": 9.0, "b": HARD, "c": HARD, "d": 1.0}, ("d",))
+    met(known, "e", 9.0, 8, light=False)
+    met(known, "e", 1.0, 9, light=False)
+    assert known.told(1) == ({"a": 9.0, "b": HARD, "c": HARD, "d": 1.0, "e": 1.0}, ("d",))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from dshealthd.probe.observation import HARD, RoundKind
 from dshealthd.probe.verdicts.company import Company
 from dshealthd.probe.verdicts.pairs import PairSuspicion
 from dshealthd.probe.verdicts.planner import PlanningInput, early, plan
-from dshealthd.probe.verdicts.signals import REACH, Signal, SignalHistory
+from dshealthd.probe.verdicts.signals import REACH, Investigation, Signal, SignalHistory
 from tests.probe.verdicts.test_explanation import bad
 from tests.probe.verdicts.test_pairs import ECHO, TIMED, company, met, suspicion
 
@@ -25,13 +25,16 @@ def planned(
     return step.confirmation.members if step else ()
 
 
-@pytest.mark.parametrize(("sought", "itself"), [(5, False), (6, True)])
-def test_call_of_an_unreached_peer(sought: int, *, itself: bool) -> None:
+@pytest.mark.parametrize(
+    ("sought", "checked", "itself"), [(5, 5, False), (6, 5, True), (6, 6, False)]
+)
+def test_call_of_an_unreached_peer(sought: int, checked: int, *, itself: bool) -> None:
     """Another one is asked to call it, unless who was asked last has not answered: then this node
-    does.
+    does, once in an epoch.
     """
     pair = suspicion(REACH, 3)
-    pair.words, pair.sought = {"a": (5, True)}, sought
+    pair.words, pair.sought = {"a": (5, True), "b": (4, True)}, sought
+    pair.checked = checked
     caller, called = planned(company(), pair)
     assert (caller == "me", called) == (itself, "peer")
 
@@ -45,7 +48,15 @@ def test_calls_of_an_epoch_until_the_link_is_known(
     """Once others have all said that they reach it, until enough calls have failed."""
     pair = suspicion(REACH, bads)
     pair.words, pair.checked = {"a": (6, True), "b": (6, reached)}, 6
-    assert planned(company(), pair) == (("me", "peer") if again else ())
+    known = company()
+    met(known, "c", 1.0)
+    assert planned(known, pair) == (("me", "peer") if again else ())
+
+
+@pytest.mark.parametrize(("bads", "again"), [(1, True), (2, False)])
+def test_a_lost_echo_is_repeated_at_once(bads: int, *, again: bool) -> None:
+    """Once; then the next epoch shows whether it was chance."""
+    assert planned(company(), suspicion(REACH, bads), 0) == (("me", "peer") if again else ())
 
 
 @pytest.mark.parametrize(
@@ -130,8 +141,18 @@ def test_recheck_of_an_accused_link(epoch: int, *, due: bool) -> None:
 
 @pytest.mark.parametrize(("turned", "before", "soon"), [(1, 2, False), (2, 0, True)])
 def test_parts_that_turn_slow_at_once(turned: int, before: int, *, soon: bool) -> None:
-    """Two others whose last round is their first slow one may make it the whole node."""
+    """Two others whose last round is their first slow one may make it the whole node, by the same
+    operation.
+    """
     histories = [SignalHistory(TIMED._replace(part=str(part))) for part in range(4)]
+    histories[0].recent.append(bad("f1"))
+    for part in "12":
+        histories.append(SignalHistory(TIMED._replace(size=9, part=part)))
+        histories[-1].recent.append(bad("f1"))
     for number, history in enumerate(histories[1 : 1 + turned + before]):
         history.recent.extend([bad("f1"), bad("f2")][number < turned :])
-    assert early(TIMED, {history.signal: history for history in histories}) is soon
+    known = {history.signal: history for history in histories}
+    assert early(TIMED, known) is soon
+    histories[0].investigation = Investigation((bad("f1"),), 0.0)
+    state = PlanningInput(company(), known, {}, {}, (), epoch=6, now=0.0)
+    assert bool([*plan(state)]) is not soon, "no round is asked for before it can be told"

@@ -25,6 +25,7 @@ import pytest
 from dshealthd.probe.workers import launch, worker
 from dshealthd.probe.workers.fork_server import StatusPage
 from dshealthd.probe.workers.store import LocalStore, StoreError
+from dshealthd.probe.workers.worker_pool import describe_exit
 
 MAX_KEY = 256
 MAX_VALUE = 45_000
@@ -328,6 +329,13 @@ def test_end_of_what_is_printed(printed: bytes, shown: str) -> None:
     assert page.printed() == shown
     assert page.counters() == (7, 5)
     page.close()
+
+
+def test_a_signal_without_a_name() -> None:
+    """A worker that a real-time signal has ended is told like any other."""
+    ended: Any = SimpleNamespace(pid=7, status=35)
+    told = describe_exit(ended, SimpleNamespace(printed=str))  # type: ignore[arg-type] # a page
+    assert told == ("killed", "process 7 was ended by signal 35")
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ import time
 import venv
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,33 +201,6 @@ def test_healthy(scene: Scene) -> None:
                 timing.bus_bandwidth, timing.size / timing.seconds * 2 * (world - 1) / world
             )
         assert (result.entered, result.left) == (17, 17)
-
-
-def test_deadlines_end_a_worker_before_its_own_timeouts() -> None:
-    """Those of store and backend are two seconds longer than any stage after the import."""
-    deadlines = {Stage.IMPORT: 150.0, Stage.STORE: 4.0, Stage.INIT: 12.0, Stage.VERIFY: 8.0}
-    told = session._description(job("", deadlines=deadlines), RankSpec(rank=0))
-    assert told["timeout"] == 14.0
-
-
-@pytest.mark.parametrize(
-    ("states", "reason"),
-    [("DD", "uninterruptible"), ("DS", "deadline"), ("DT", "stopped"), ("t", "stopped")],
-)
-def test_a_worker_hangs_in_the_kernel_if_it_is_there_twice(
-    monkeypatch: pytest.MonkeyPatch, states: str, reason: str
-) -> None:
-    """One that waits for another may wait for a page at that moment: it is not to blame."""
-    monkeypatch.setattr(session, "SECOND_LOOK", 0.0)
-    process: Any = SimpleNamespace(pid=7, state=iter(states).__next__)
-
-    async def judged() -> RankResult:
-        round_ = session.NodeWorkers(job(""), LocalStore(), ignore)
-        one = session.WorkerSession(RankSpec(rank=0), process, round_)
-        await one._judge_silence()
-        return one.result(0, 0)
-
-    assert asyncio.run(judged()).reason == reason
 
 
 def test_bandwidth(scene: Scene) -> None:
