@@ -323,7 +323,9 @@ async def test_reload_keeps_what_it_does_not_change() -> None:
     await scheduler.apply(loaded)
     assert scheduler._groups == before
     assert snapshot["memory"].expires_after == 3 * 60 + 2, "it is not read again before"
-    only["memory"]["enabled"] = False
+    only["filesystem"]["enabled"] = True
     await scheduler.apply(config.from_document({"collectors": only}, errors))
-    assert not scheduler._groups
+    only["filesystem"]["enabled"] = only["memory"]["enabled"] = False
+    await scheduler.apply(config.from_document({"collectors": only}, errors))
+    assert (scheduler._groups, [*snapshot]) == ({}, []), "one may collect while another ends"
     await scheduler.close()
