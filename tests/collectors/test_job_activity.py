@@ -322,7 +322,8 @@ def test_the_watchdog_of_a_job(tmp_path: Path) -> None:
 
 def test_ports_for_clients(tmp_path: Path) -> None:
     """A port that a rank has chosen is told; not one that the kernel has assigned, as of NCCL's and
-    gloo's connections, nor that of the job's own store, nor that of RAS. Of many the first 64.
+    gloo's connections, nor that of the job's own store, nor that of RAS. Of many the first 64 are,
+    in turns of the jobs.
     """
     scene = Scene(tmp_path)
     (scene.machine.root / "sys/net/ipv4").mkdir(parents=True)
@@ -340,12 +341,18 @@ def test_ports_for_clients(tmp_path: Path) -> None:
         (place / "fd" / str(slot)).symlink_to(f"socket:[{port}]")
     told = {("slurm-7", "3", str(port)): 1.0 for port in range(8000, 8064)}
     assert values(scene.collect(10.0), SERVES) == told
+    other = scene.machine.process(12, {**TORCH, "SLURM_JOB_ID": "8"})
+    (other / "fd" / "5").symlink_to("socket:[8064]")
+    (place / "fd" / "64").unlink()
+    del told["slurm-7", "3", "8063"]
+    assert values(scene.collect(10.0), SERVES) == told | {("slurm-8", "3", "8064"): 1.0}
 
 
 @pytest.mark.parametrize(("line", "name"), [
     (b"/usr/bin/python3\0-u\0/home/u/train.py\0--key\0secret\0", "train.py"),
     (b"python\0-X\0dev\0-m\0pkg.train\0--x\0", "pkg.train"),
     (b"/opt/bin/trainer\0config.yml\0", "trainer"),
+    (b"python3\0-u\0-c\0import secret\0", "python3"),
     (b"python3\0", "python3"),
     (b"", ""),
 ])  # fmt: skip
