@@ -14,7 +14,14 @@ from typing import cast
 
 import pytest
 
-from dshealthd.collectors.training import Training, samples, work, work_and_wait
+from dshealthd.collectors.training import (
+    HEARD,
+    NODE_HEARD,
+    Training,
+    samples,
+    work,
+    work_and_wait,
+)
 from dshealthd.core.collector import Context, Reason, Sample
 from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
@@ -25,6 +32,7 @@ from dshealthd.jobs.heartbeats.sender import Sender, by_rank
 from dshealthd.jobs.own_work import Course
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.training.message import DeviceMemory, Message, Phase, StepStage, Totals, WaitSource
+from tests.collectors.bench import values
 from tests.jobs.heartbeats.senders import sending
 from tests.jobs.machines import TORCH
 from tests.jobs.service import OFTEN, ON, configured, jobs
@@ -218,14 +226,15 @@ async def test_ranks_on_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
             sending({**torchrun, "RANK": "1"}) as second,
             sending({**torchrun, "RANK": "2"}) as third,
         ):
-            for sender in (first, second, third):
-                sender.tell(Message(step=5, sent=time.monotonic()))
             reader = service.heartbeats()
-            while sum(one.message is not None for _, one in reader.senders()) < 3:
-                await asyncio.sleep(0.01)
+            for told, sender in enumerate((first, second, third), 1):
+                sender.tell(Message(step=5, sent=time.monotonic()))
+                while sum(one.message is not None for _, one in reader.senders()) < told:
+                    await asyncio.sleep(0.01)
             result = attempt(training)
     text = render(result.samples)
     assert text.count("dshealthd_job_step{") == 2
+    assert [*values(result, NODE_HEARD).values()] == [max(values(result, HEARD).values())]
     assert re.search(
         r'launcher="torchrun",training_job="[^"]+",world_size="16"} 1', text
     )  # as job_environment names it
