@@ -43,6 +43,8 @@ def test_unlimited() -> None:
         b"         1024 4096 files\n"
     )
     assert parse_limits(text) == ProcessLimits(1024, math.inf)
+    with pytest.raises(ValueError, match="no line"):
+        parse_limits(b"Limit Soft\n")
 
 
 def test_locked_memory() -> None:

@@ -23,7 +23,7 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.linux import process_root
-from dshealthd.linux.credentials import User, assumed, is_secure, parse_user
+from dshealthd.linux.credentials import User, assumed, is_secure, parse_real_user, parse_user
 from dshealthd.linux.process_root import Root
 from dshealthd.linux.regular_files import Irregular
 from tests.collectors.bench import sleeper
@@ -48,14 +48,14 @@ process = functools.partial(sleeper, USER)
 
 
 @contextlib.contextmanager
-def contained(root: Path) -> Iterator[int]:
-    """Run a process of the user whose root is a directory, and give its pid."""
+def contained(root: Path, directory: str = "etc") -> Iterator[int]:
+    """Run a process of the user whose root is one directory, in another; give its pid."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         try:
+            os.chdir(root / directory)
             os.chroot(root)
-            os.chdir("/etc")
             os.setgroups([])
             os.setresgid(USER, USER, USER)
             os.setresuid(USER, USER, USER)
@@ -242,6 +242,8 @@ def test_an_absolute_link_stays_in_the_process_s_root(place: Path) -> None:
         assert root.read("/up") == b"of the container"
         assert root.read("passwd") == b"of the container"
         assert root.read("/../../etc/passwd") == b"of the container"
+    with contained(place, "/") as pid, Root.of_process(HOST, pid) as root:
+        assert attempt(root, "etc/passwd") == errno.ENOENT, "it is not below its root"
 
 
 def test_size_is_bounded(place: Path) -> None:
@@ -287,8 +289,9 @@ def test_mixed_rights() -> None:
         )
     same = status.replace(b"1000\t0\t0\t0", b"7\t7\t7\t7")
     assert parse_user(same) == User(7, 1000, (1000,))
-    with pytest.raises(ValueError, match="no user"):
-        parse_user(b"Name:\tx\n")
+    for parse in (parse_user, parse_real_user):
+        with pytest.raises(ValueError, match="no user"):
+            parse(b"Name:\tx\n")
 
 
 def test_programs_that_gained_rights_are_known() -> None:

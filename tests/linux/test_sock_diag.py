@@ -158,7 +158,7 @@ def test_a_datagram_is_of_one_kind_only_if_each_header_is(other: dict[str, int])
 class Answers:
     """A netlink socket that gives one datagram after another: data, flags, sender's pid."""
 
-    def __init__(self, *given: tuple[bytes, int, int]) -> None:
+    def __init__(self, *given: tuple[bytes, int, int] | OSError) -> None:
         self.given = list(given)
 
     def __enter__(self) -> Self:
@@ -172,15 +172,23 @@ class Answers:
 
     def recvmsg(self, _size: int) -> tuple[bytes, list[Any], int, tuple[int, int]]:
         """Return the next."""
-        data, flags, sender = self.given.pop(0)
-        return data, [], flags, (sender, 0)
+        match self.given.pop(0):
+            case OSError() as error:
+                raise error
+            case data, flags, sender:
+                return data, [], flags, (sender, 0)
 
 
 def test_a_datagram_is_whole_and_the_kernel_s() -> None:
-    """What is cut off or empty is malformed, and what another process sent is ignored."""
+    """What is cut off or empty is malformed, and what another process sent is ignored; without a
+    buffer in the kernel answers are lost.
+    """
     for data, flags in ((b"x", socket.MSG_TRUNC), (b"", 0)):
         with pytest.raises(MalformedReply):
             sock_diag._datagram(cast("socket.socket", Answers((data, flags, 0))))
+    for number, expected in ((errno.ENOBUFS, Interrupted), (errno.EIO, OSError)):
+        with pytest.raises(expected):
+            sock_diag._datagram(cast("socket.socket", Answers(OSError(number, "no answer"))))
     answers = Answers((b"other", 0, 4711), (b"kernel", 0, 0))
     assert sock_diag._datagram(cast("socket.socket", answers)) == b"kernel"
 

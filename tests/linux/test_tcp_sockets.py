@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import shutil
 import subprocess
@@ -214,12 +215,12 @@ def test_a_dump_that_takes_too_long_is_an_error() -> None:
 
 
 def test_a_refused_netlink_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After ten minutes, as the kernel may search for a module each time."""
+    """After ten minutes, as the kernel may search for a module each time. Another error is none."""
     tried, clock = list[float](), Clock()
 
-    def refuse(*_: object) -> list[TcpSocket]:
+    def refuse(*_: object, number: int = errno.EPERM) -> list[TcpSocket]:
         tried.append(clock.now)
-        raise OSError(errno.EPERM, "refused")
+        raise OSError(number, "refused")
 
     monkeypatch.setattr(sock_diag, "dump", refuse)
     given = context(Path("/proc"), clock)
@@ -228,6 +229,10 @@ def test_a_refused_netlink_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
         given.sweep += 1
         sockets.active()
     assert tried == [1000.0, 1600.0]
+    monkeypatch.setattr(sock_diag, "dump", functools.partial(refuse, number=errno.EIO))
+    clock.now, given.sweep = 2200.0, given.sweep + 1
+    with pytest.raises(OSError, match="refused"):
+        sockets.active()
 
 
 def test_a_dump_without_cpu_is_not_too_long() -> None:
