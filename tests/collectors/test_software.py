@@ -23,7 +23,7 @@ from dshealthd.collectors.software import (
 from dshealthd.core.collector import Reason
 from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import CollectionOutcome, CollectionResult
-from tests.collectors.bench import FIXTURES, Bench, Values, child, copied, reasons, values
+from tests.collectors.bench import FIXTURES, Bench, Values, child, copied, reasons, values, write
 from tests.jobs.machines import TORCH
 
 
@@ -145,7 +145,13 @@ def test_selinux(base: Path, content: str | None, told: str) -> None:
 
 
 def test_other_sources(base: Path) -> None:
-    """Without its first source, the driver's version comes from its module."""
+    """Without its first source, the driver's version comes from its module; so does the system's
+    from the distribution's own file.
+    """
+    write(base / "root/usr/lib", {"os-release": "ID=other"})
+    assert versions(sweep(base))["os", "", ""] != "other"
+    (base / "root/etc/os-release").unlink()
+    assert versions(sweep(base))["os", "", ""] == "other"
     shutil.rmtree(base / "proc/driver")
     assert versions(sweep(base))["driver", "", ""] == "550.54.15"
 

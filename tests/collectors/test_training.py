@@ -139,6 +139,9 @@ def test_a_hung_job_has_no_slow_rank() -> None:
     """Without new steps there are no figures: an innocent rank would be accused on frozen ones."""
     ranks = reporting([[1.0] * 40, [1.5] * 40], looked=100.0)
     assert told(work(ranks, "slurm-1", "")) == {("node_role_ranks", ""): 2}
+    for sender in ranks.values():
+        sender.message = Message(step=1, sent=0.0)
+    assert told(work(ranks, "slurm-1", "")) == {}, "how long a step takes is not known yet"
 
 
 def test_shares_of_a_step_add_up() -> None:

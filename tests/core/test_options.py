@@ -102,7 +102,7 @@ def test_what_an_option_may_be(name: str, given: object, value: object) -> None:
     ("ratio", True), ("ratio", "1"),
     ("text", 1), ("path", 1), ("path", ""), ("path", "a\0"),
     ("span", 5), ("span", "999ms"), ("size", True), ("size", 1.5),
-    ("names", "a"), ("names", [1]), ("level", "l "),
+    ("size", "1iB"), ("size", "x"), ("names", "a"), ("names", [1]), ("level", "l "),
 ])  # fmt: skip
 def test_what_an_option_may_not_be(name: str, given: object) -> None:
     """It keeps its default, and the mistake is named."""

@@ -278,6 +278,25 @@ def test_links_of_a_path(place: Path, links: int, error: int | None) -> None:
         assert attempt(root, f"/{links}") == error
 
 
+@pytest.mark.parametrize(("size", "error"), [((4 << 20) - 1, None), (4 << 20, errno.EACCES)])
+def test_a_list_of_mounts_that_is_too_long(tmp_path: Path, size: int, error: int | None) -> None:
+    """It may have been made to hide a mount beyond what is read."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/root").symlink_to("/")
+    (tmp_path / "7/mountinfo").write_bytes(bytes(size))
+    with pytest.raises(PermissionError) if error else contextlib.nullcontext():
+        Root.of_process(Host(procfs=tmp_path), 7).close()
+
+
+@root_only
+def test_rights_that_were_gained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is root since it was executed belongs to the user who did that."""
+    Root.of_process(HOST, os.getpid()).close()
+    monkeypatch.setattr(process_root, "is_secure", lambda _: True)
+    with pytest.raises(PermissionError, match="by another user"):
+        Root.of_process(HOST, os.getpid())
+
+
 def test_mixed_rights() -> None:
     """A program that runs with another user's rights is nobody's to read for."""
     status = b"Name:\tsu\nUid:\t1000\t0\t0\t0\nGid:\t1000\t1000\t1000\t1000\nGroups:\t1000 \n"

@@ -19,6 +19,7 @@ from dshealthd.linux.sock_diag import (
     EVERY_STATE,
     Interrupted,
     MalformedReply,
+    SocketEnd,
     TcpSocket,
     TcpState,
     dump_request,
@@ -254,6 +255,13 @@ def test_an_interrupted_dump_is_made_again(answers: Callable[..., Answers]) -> N
     with pytest.raises(Interrupted):
         sock_diag.dump(EVERY_STATE, None, 1.0)
     assert len(made.given) == 1
+
+
+def test_a_lookup_without_a_socket(answers: Callable[..., Answers]) -> None:
+    """An answer that ends before one is malformed."""
+    answers(result(DONE, 0))
+    with pytest.raises(MalformedReply):
+        sock_diag.lookup(SocketEnd(bytes(4), 1), SocketEnd(bytes(4), 2))
 
 
 def test_dumps_leave_no_descriptor_behind() -> None:
