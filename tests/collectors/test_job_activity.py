@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dshealthd.collectors import job_activity
 from dshealthd.collectors.job_activity import (
     AWAITS,
     CHILDREN,
@@ -198,6 +199,16 @@ def test_no_connections_are_none_only_if_all_could_be_read(scene: Scene) -> None
     assert values(scene.collect(10.0), SOCKETS) == {}
 
 
+@pytest.mark.parametrize(("more", "rates"), [(0, {("slurm-7",): 0.0}), (1, {})])
+def test_more_descriptors_than_are_looked_at(
+    scene: Scene, more: int, rates: Values, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is beyond them is not known."""
+    links = {10: ["pipe:[1]"] * 16_384, 11: ["pipe:[1]"] * (16_384 + more)}
+    monkeypatch.setattr(job_activity, "open_files", lambda _, pid: links[pid])
+    assert values(scene.collect(10.0), SOCKETS) == rates
+
+
 def test_connections_of_ranks_at_work(scene: Scene) -> None:
     """What a rank whose main thread computes sends is not looked at; once it is idle, what it has
     sent before does not count.
@@ -353,6 +364,7 @@ def test_ports_for_clients(tmp_path: Path) -> None:
     (b"python\0-X\0dev\0-m\0pkg.train\0--x\0", "pkg.train"),
     (b"/opt/bin/trainer\0config.yml\0", "trainer"),
     (b"python3\0-u\0-c\0import secret\0", "python3"),
+    (b"python3\0" + b"x" * 65 + b"\0", "x" * 64),
     (b"python3\0", "python3"),
     (b"", ""),
 ])  # fmt: skip

@@ -7,6 +7,7 @@ import platform
 import shutil
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,8 @@ from dshealthd.collectors.software import (
 from dshealthd.core.collector import Reason
 from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import CollectionOutcome, CollectionResult
+from dshealthd.jobs.environment import launch
+from dshealthd.jobs.processes import TrainingProcess
 from tests.collectors.bench import FIXTURES, Bench, Values, child, copied, reasons, values, write
 from tests.jobs.machines import TORCH
 
@@ -196,6 +199,21 @@ def test_loaded_libraries_are_asked_for_once(base: Path) -> None:
     first = versions(node.collect())
     (base / "proc/5100/maps").write_text("")
     assert versions(node.collect()) == first
+
+
+def test_processes_that_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight of a job."""
+    searched, place = list[str](), launch(TORCH)
+    assert place is not None
+
+    def ended(where: str) -> NoReturn:
+        searched.append(where)
+        raise FileNotFoundError
+
+    monkeypatch.setattr(software, "libraries", ended)
+    members = [TrainingProcess(pid, 7, 0, "run-1", place, {}) for pid in range(1, 10)]
+    Bench("software").collector._job(members, {})
+    assert len(searched) == 8
 
 
 def test_ended_job(base: Path) -> None:
