@@ -193,15 +193,21 @@ def test_made_journal(tmp_path: Path) -> None:
 
 
 def test_an_entry_that_is_counted_first(tmp_path: Path) -> None:
-    """Until the array that has its place is linked, there is no such entry; then it is read."""
+    """Until its place is written, and the array of it linked, there is no such entry; then it is
+    read.
+    """
     journal = Journal(7)
     journal.put(journal.first + 16, 0)
     root = journal.write(tmp_path)
     log = JournalReader(Host(rootfs=root, procfs=root / "proc"), time.monotonic)
     assert messages(log) == ["line 0", "line 1", "line 2"]
     journal.put(journal.first + 16, journal.second)
+    journal.put(journal.second + 48, 0)
     journal.write(tmp_path)
-    assert messages(log) == ["line 3", "line 4", "line 5", "line 6"]
+    assert messages(log) == ["line 3", "line 4", "line 5"]
+    journal.put(journal.second + 48, journal.entries[6])
+    journal.write(tmp_path)
+    assert messages(log) == ["line 6"]
     log.close()
 
 
