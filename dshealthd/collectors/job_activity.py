@@ -306,7 +306,7 @@ class JobActivity(Collector):
             # Lazily: each is entered right before its memory is read.
             waiting = (
                 pid
-                for pid in sorted(found.keys() & ranks)
+                for pid in found.keys() & ranks
                 if self.context.entering(found[pid].part) is None
             )
             for pid, peer in peers_awaited(self.host, waiting).items():

@@ -8,11 +8,12 @@ import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
-from dshealthd.collection.scheduler import Scheduler, _Inside, _Member
+from dshealthd.collection.scheduler import Scheduler, _Inside, _Member, _Outside
 from dshealthd.config import config, registry
 from dshealthd.core.collector import (
     Collector,
@@ -197,6 +198,22 @@ def test_what_is_absent_is_not_asked_for_every_second() -> None:
     assert inside.members["Missing"].next == clock.now + RESTING
     assert snapshot["Missing"].result == not_available("no such thing")
     assert asked(snapshot) == 1
+
+
+@pytest.mark.parametrize(("kinds", "closed"), [((Missing,), True), ((Counting, Missing), False)])
+async def test_a_worker_that_is_not_needed(
+    kinds: tuple[type[Collector], ...], *, closed: bool
+) -> None:
+    """It ends once none of its collectors has a source."""
+    inside, snapshot, _ = group(*kinds)
+    calls = list[str]()
+
+    async def close() -> None:
+        calls.append("close")
+
+    supervisor: Any = SimpleNamespace(close=close)
+    await _Outside(inside.members, snapshot, inside._context, supervisor).rest()
+    assert calls == ["close"] * closed
 
 
 class Listening(Counting):

@@ -74,9 +74,7 @@ def test_everything_that_a_message_says() -> None:
     )
 
 
-def reporting(
-    works: Sequence[Sequence[float]], *, step: float = 2.0, looked: float | None = None
-) -> dict[int, Sender]:
+def reporting(works: Sequence[Sequence[float]], step: float = 2.0) -> dict[int, Sender]:
     """Return senders of ranks 8 and up that have worked so long in each step."""
     senders = {}
     for rank, work_of_rank in enumerate(works, 8):
@@ -89,7 +87,7 @@ def reporting(
                 wait_seconds=9.0, work_seconds=9.0
             )  # fmt: skip
             course.add(message, number * step)
-        now = len(work_of_rank) * step if looked is None else looked
+        now = len(work_of_rank) * step
         sender = SimpleNamespace(course=course, message=message, looked=now)
         senders[rank] = cast("Sender", sender)
     return senders
@@ -137,7 +135,8 @@ def test_the_slowest_of_equal_ranks_is_one_of_theirs() -> None:
 
 def test_a_hung_job_has_no_slow_rank() -> None:
     """Without new steps there are no figures: an innocent rank would be accused on frozen ones."""
-    ranks = reporting([[1.0] * 40, [1.5] * 40], looked=100.0)
+    ranks = reporting([[1.0] * 40, [1.5] * 40])
+    ranks[8].looked = 100.0
     assert told(work(ranks, "slurm-1", "")) == {("node_role_ranks", ""): 2}
     for sender in ranks.values():
         sender.message = Message(step=1, sent=0.0)
