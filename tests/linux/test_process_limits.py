@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.core.host import Host, read_bytes
+from dshealthd.core.host import Host
 from dshealthd.linux.process_limits import (
     Descriptors,
     ProcessLimits,
@@ -23,17 +23,6 @@ from tests.collectors.bench import child
 from tests.jobs.machines import Machine
 
 HELD = 37
-
-
-def test_limits_of_this_process() -> None:
-    """The real file gives what getrlimit(2) gives."""
-    soft = [
-        resource.getrlimit(which)[0] for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK)
-    ]
-    expected = ProcessLimits(
-        *(math.inf if value == resource.RLIM_INFINITY else value for value in soft)
-    )
-    assert parse_limits(read_bytes("/proc/self/limits")) == expected
 
 
 def test_unlimited() -> None:

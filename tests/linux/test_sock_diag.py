@@ -94,11 +94,6 @@ def test_request_with_ports_has_bytecode_that_the_kernel_s_audit_accepts() -> No
     assert struct.unpack_from("=I", sent) == (len(sent),)
 
 
-def test_a_socket_s_ports_come_out_of_network_order() -> None:
-    """A listener on 29500 is read back from bytes laid out as the kernel's."""
-    assert parse(socket_message(ROW) + result(DONE, 0), SEQUENCE) == ([ROW], True)
-
-
 @given(rows, st.lists(st.integers(0, 60), min_size=1, max_size=3))
 def test_whole_and_mixed_datagrams_are_read_alike(
     sockets: list[TcpSocket], lengths: Sequence[int]
