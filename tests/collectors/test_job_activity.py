@@ -17,12 +17,14 @@ from dshealthd.collectors.job_activity import (
     PROCESS,
     SERVES,
     SOCKETS,
+    TROUBLE,
     WATCHDOG,
     parse_interfaces,
     parse_io,
     script,
 )
 from dshealthd.core.collector import Reason
+from dshealthd.jobs.rank_processes import RankProcesses, RankTrouble
 from tests.collectors.bench import Bench, Values, reasons, values
 from tests.jobs.machines import TORCH, Machine, stat_line
 
@@ -233,6 +235,16 @@ def test_connections_of_ranks_at_work(scene: Scene) -> None:
         sends.sendall(bytes(50_000))
         assert collected(9) == {}
         assert 0.0 <= collected(9)["slurm-7",] < 5000.0
+
+
+def test_troubles_of_jobs_without_a_place(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run has ended with is told although the job is gone; else only what has a place is."""
+    found = [
+        RankTrouble(job, 0, 10, "killed", 5.0, over)
+        for job, over in (("slurm-7", False), ("left out", False), ("gone", True))
+    ]
+    monkeypatch.setattr(RankProcesses, "troubles", lambda *_: iter(found))
+    assert {job for job, *_ in values(scene.collect(), TROUBLE)} == {"slurm-7", "gone"}
 
 
 RECEIVES = {"x86_64": 45, "aarch64": 207}
