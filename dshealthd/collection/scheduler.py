@@ -309,8 +309,6 @@ class Scheduler:
                 self._snapshot.expect(name, STALE_INTERVALS * interval + options.deadline)
                 where = registry.all_collectors()[name].runs_in(options)
                 wanted.setdefault(where, {})[name] = options
-            else:
-                self._snapshot.forget(name)
         specifications = {
             worker: (options, config.path, config.log) for worker, options in wanted.items()
         }
@@ -320,6 +318,10 @@ class Scheduler:
             if specifications.get(worker) != running
         ]:
             await self._stop(worker)
+        # Only now: while one of these groups ends, the others collect, and expect what they have.
+        for name, options in config.collectors.items():
+            if not options.enabled:
+                self._snapshot.forget(name)
         for worker, specification in specifications.items():
             if worker not in self._groups:
                 group = self._group(

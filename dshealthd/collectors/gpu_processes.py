@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import Context, Fault, Sample, gauge
 from dshealthd.jobs.gpu_ranks import GpuRanks
-from dshealthd.jobs.shares import MAX_RANKS
+from dshealthd.jobs.shares import MAX_RANKS, share_places
 from dshealthd.nvml.collector import GpuCollector
 
 if TYPE_CHECKING:
@@ -45,13 +46,13 @@ class GpuProcesses(GpuCollector):
         ranks, unknown = self._ranks.ranks_of(pid for pids in self._pids.values() for pid in pids)
         yield UNKNOWN(unknown)
         found = {
-            (ranks[pid], labels)
+            (rank.job, rank.launch.rank, labels): (rank.user, rank.job, rank.start)
             for labels, pids in self._pids.items()
             for pid in pids
-            if pid in ranks
+            if (rank := ranks.get(pid)) is not None
         }
-        for (job, rank), labels in sorted(found)[:MAX_RANKS]:
-            yield RANK(1, job, str(rank), *labels)
+        for (job, number, labels), _ in share_places(found.items(), MAX_RANKS, itemgetter(1)):
+            yield RANK(1, job, str(number), *labels)
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield the number of a GPU's compute processes."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 
 from dshealthd.core.collector import (
     Collector,
@@ -304,7 +306,7 @@ class JobActivity(Collector):
             # Lazily: each is entered right before its memory is read.
             waiting = (
                 pid
-                for pid in sorted(found.keys() & ranks)
+                for pid in found.keys() & ranks
                 if self.context.entering(found[pid].part) is None
             )
             for pid, peer in peers_awaited(self.host, waiting).items():
@@ -313,11 +315,12 @@ class JobActivity(Collector):
                 if not port or port != process.environment.get("MASTER_PORT"):
                     yield AWAITS(1, process.job, str(process.launch.rank), str(peer))
             ports = {
-                (process.job, process.launch.rank, own)
+                (process.job, process.launch.rank, own): (process.user, process.job, process.start)
                 for pid, own in ports_served(self.host, found, MAX_DESCRIPTORS)
                 if (process := found[pid]) and str(own) not in _own_ports(process)
             }
-            for job, rank, own in sorted(ports)[:MAX_PORTS]:
+            served = shares.share_places(sorted(ports.items()), MAX_PORTS, itemgetter(1))
+            for (job, rank, own), _ in served:
                 yield SERVES(1, job, str(rank), str(own))
 
     def _script_of_first(self, job: str, members: list[TrainingProcess]) -> Iterator[Sample]:
@@ -387,11 +390,13 @@ def script(arguments: Sequence[bytes]) -> str:
     program, *rest = [os.fsdecode(argument) for argument in arguments] or [""]
     name = os.path.basename(program)
     if name.startswith("python"):
-        for position, argument in enumerate(rest):
-            if argument == "-m" and position + 1 < len(rest):
-                name = rest[position + 1]
+        for before, argument in itertools.pairwise([program, *rest]):
+            if argument == "-c":  # what follows is the program itself
                 break
-            if argument and not argument.startswith("-") and rest[position - 1] not in _TAKE_ONE:
+            if before == "-m":
+                name = argument
+                break
+            if argument and not argument.startswith("-") and before not in _TAKE_ONE:
                 name = os.path.basename(argument)
                 break
     return printable(name)[:MAX_NAME]

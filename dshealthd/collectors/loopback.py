@@ -128,7 +128,7 @@ def _bind(listener: socket.socket) -> None:
     try:
         listener.bind((ADDRESS, 0))
     except OSError as error:
-        # From bind(2), this error means that the interface is down.
+        # From bind(2), this error means that the interface has no address.
         if error.errno == errno.EADDRNOTAVAIL:
             raise OSError(errno.ENETDOWN, os.strerror(errno.ENETDOWN)) from error
         raise

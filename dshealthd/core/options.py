@@ -296,6 +296,4 @@ def _plain(value: Any) -> Any:
         return encode(value)
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, Bytes):
-        return int(value)
     return str(value) if isinstance(value, Duration | Path) else value

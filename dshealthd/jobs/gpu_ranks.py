@@ -32,8 +32,10 @@ class GpuRanks:
         self._context = context
         self._known: dict[tuple[int, int], TrainingProcess | None] = {}
 
-    def ranks_of(self, pids: Iterable[int]) -> tuple[dict[int, tuple[str, int]], int]:
-        """Return job and rank of these processes by pid, and the number of unidentified ones."""
+    def ranks_of(self, pids: Iterable[int]) -> tuple[dict[int, TrainingProcess], int]:
+        """Return those of these processes that are ranks' by pid, and the number of unidentified
+        ones.
+        """
         found: list[TrainingProcess] = []
         known: dict[tuple[int, int], TrainingProcess | None] = {}
         unknown, machine = 0, self._context.shared(ProcessTable).machine
@@ -60,5 +62,4 @@ class GpuRanks:
             if process is not None:
                 found.append(process)
         self._known = known
-        owned = with_owners(found)
-        return {process.pid: (process.job, process.launch.rank) for process in owned}, unknown
+        return {process.pid: process for process in with_owners(found)}, unknown

@@ -192,8 +192,6 @@ def _children_of_kthreadd(host: Host) -> frozenset[str]:
         children = read_bytes(host.proc("2/task/2/children"), _CHILDREN_LIMIT)
     except OSError:
         return frozenset()
-    if len(children) >= _CHILDREN_LIMIT:  # the last pid may be cut off
-        return frozenset()
     return frozenset(children.decode(errors="replace").split())
 
 

@@ -8,11 +8,12 @@ import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
-from dshealthd.collection.scheduler import Scheduler, _Inside, _Member
+from dshealthd.collection.scheduler import Scheduler, _Inside, _Member, _Outside
 from dshealthd.config import config, registry
 from dshealthd.core.collector import (
     Collector,
@@ -199,6 +200,22 @@ def test_what_is_absent_is_not_asked_for_every_second() -> None:
     assert asked(snapshot) == 1
 
 
+@pytest.mark.parametrize(("kinds", "closed"), [((Missing,), True), ((Counting, Missing), False)])
+async def test_a_worker_that_is_not_needed(
+    kinds: tuple[type[Collector], ...], *, closed: bool
+) -> None:
+    """It ends once none of its collectors has a source."""
+    inside, snapshot, _ = group(*kinds)
+    calls = list[str]()
+
+    async def close() -> None:
+        calls.append("close")
+
+    supervisor: Any = SimpleNamespace(close=close)
+    await _Outside(inside.members, snapshot, inside._context, supervisor).rest()
+    assert calls == ["close"] * closed
+
+
 class Listening(Counting):
     """Is collected when an NVLink changes."""
 
@@ -323,7 +340,9 @@ async def test_reload_keeps_what_it_does_not_change() -> None:
     await scheduler.apply(loaded)
     assert scheduler._groups == before
     assert snapshot["memory"].expires_after == 3 * 60 + 2, "it is not read again before"
-    only["memory"]["enabled"] = False
+    only["filesystem"]["enabled"] = True
     await scheduler.apply(config.from_document({"collectors": only}, errors))
-    assert not scheduler._groups
+    only["filesystem"]["enabled"] = only["memory"]["enabled"] = False
+    await scheduler.apply(config.from_document({"collectors": only}, errors))
+    assert (scheduler._groups, [*snapshot]) == ({}, []), "one may collect while another ends"
     await scheduler.close()

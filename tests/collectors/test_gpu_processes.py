@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from dshealthd.core.collector import Reason, process_part
-from tests.collectors.bench import child
-from tests.jobs.machines import TORCH
+import pytest
+
+from dshealthd.collectors.gpu_processes import RANK, GpuProcesses
+from dshealthd.core.collector import Reason, Sample, process_part
+from dshealthd.nvml.collector import GpuCollector
+from tests.collectors.bench import Bench, child, values
+from tests.jobs.machines import TORCH, Machine
 from tests.nvml.node import Node
 
 
@@ -38,6 +43,23 @@ def test_ranks_of_jobs(tmp_path: Path) -> None:
     assert not [part for part in again.approached if f"process {rank}" in part], "it is read once"
     assert after.values("job_gpu_info") == {}
     assert after.value("gpu_compute_processes_unknown") == 0
+
+
+def test_ranks_that_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 of them, in turns of users and of their jobs."""
+    machine = Machine(tmp_path / "proc")
+    for rank in range(65):
+        machine.process(100 + rank, {**TORCH, "RANK": str(rank), "SLURM_JOB_ID": "1"})
+    machine.process(200, {**TORCH, "RANK": "0", "SLURM_JOB_ID": "2"})
+
+    def listed(collector: GpuProcesses) -> Iterator[Sample]:
+        collector._pids["0", "GPU-0"] = [*range(100, 165), 200]
+        yield from ()
+
+    monkeypatch.setattr(GpuCollector, "collect", listed)
+    found = values(Bench("gpu_processes", tmp_path).collect(), RANK)
+    assert len(found) == 64
+    assert ("slurm-2", "0", "0", "GPU-0") in found
 
 
 def test_process_that_hangs(tmp_path: Path) -> None:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import psutil
 import pytest
 
 from dshealthd.collectors import heartbeat_pages
 from dshealthd.collectors.heartbeat_pages import INFO, HeartbeatPages
+from dshealthd.jobs.environment import launch
 from dshealthd.jobs.heartbeats.page import PageHolder, page_holder
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.training.message import Message
-from tests.collectors.bench import Bench
-from tests.jobs.heartbeats.senders import STRANGER, own_pages, sending
+from tests.collectors.bench import Bench, values
+from tests.jobs.heartbeats.senders import own_pages, sending
 from tests.jobs.machines import TORCH
 
 JOB = f"slurm-{os.getpid()}"
 """No other test's training on this machine has this name."""
 RANK = {**TORCH, "SLURM_JOB_ID": str(os.getpid())}
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="processes of other users take root")
 
 
 class Node(Bench):
@@ -156,15 +157,44 @@ time.sleep(600)
 """Has three children; one of all four has a page."""
 
 
-def test_a_rank_is_searched_before_its_data_loaders(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where not all can be searched at a time, what a launcher has started comes first."""
-    monkeypatch.setattr(heartbeat_pages, "MAX_SEARCHED", 1)
-    monkeypatch.setattr(heartbeat_pages, "MIN_CHILDREN", 0)
-    with sending({**RANK, "WRITES": "parent"}, LOADERS) as sender:
-        sender.tell(beat(1))
-        assert [holder.pid for holder in node.found()] == [sender.pid]
+def test_a_rank_is_searched_before_its_data_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where not all can be searched at a time, what a launcher has started comes first, but for a
+    quarter of the places; and where that takes a quarter of a second, the rest has to wait.
+    """
+    place, searched, node = launch(TORCH), list[int](), Bench("heartbeat_pages")
+    assert place is not None
+    processes = [TrainingProcess(pid, 7, 0, JOB, place, {}, user=1) for pid in range(1, 66)]
+    processes += [replace(process, pid=1000 + process.pid, parent=1) for process in processes]
+    monkeypatch.setattr(HeartbeatPages, "_table", lambda _: processes)
+    monkeypatch.setattr(HeartbeatPages, "_find", lambda _, pid: searched.append(pid))
+    node.collect()
+    assert [pid > 1000 for pid in searched] == [False] * 48 + [True] * 16
+
+    def find(_: object, pid: int) -> heartbeat_pages._Page:
+        node.now += 1 / 64
+        return heartbeat_pages._Page(3, pid, b"")
+
+    monkeypatch.setattr(HeartbeatPages, "_find", find)
+    monkeypatch.setattr(HeartbeatPages, "_read", find)
+    assert len(values(node.collect(), INFO)) == 16
+
+
+def test_no_user_takes_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many pages are told as the agent reads; one user's processes, which have come first, leave
+    places to another's.
+    """
+    place, node = launch(TORCH), Bench("heartbeat_pages")
+    assert place is not None
+    processes = [
+        TrainingProcess(pid, pid, 0, JOB, place, {}, user=1 + pid // 260) for pid in range(262)
+    ]
+    monkeypatch.setattr(HeartbeatPages, "_table", lambda _: processes)
+    for name in ("_find", "_read"):
+        monkeypatch.setattr(
+            HeartbeatPages, name, lambda _, pid, *__: heartbeat_pages._Page(3, pid, b"")
+        )
+    found = [values(node.collect(), INFO) for _ in range(6)][-1]
+    assert Counter(user for _, _, user, *_ in found) == {"1": 254, "2": 2}
 
 
 def test_all_are_searched_in_turn(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,14 +204,3 @@ def test_all_are_searched_in_turn(node: Node, monkeypatch: pytest.MonkeyPatch) -
     with sending({**RANK, "WRITES": "2"}, LOADERS) as sender:
         sender.tell(beat(1))
         assert [node.found() for _ in range(3)][-1] == own_pages() != []
-
-
-@as_root
-def test_no_user_takes_all_places(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One user's many processes, which have come first, leave another user half of the places."""
-    monkeypatch.setattr(heartbeat_pages, "MAX_PAGES", 4)
-    with contextlib.ExitStack() as stack:
-        for user in [STRANGER] * 5 + [STRANGER + 1] * 3:
-            stack.enter_context(sending(RANK, user=user)).tell(beat(1))
-        users = [holder.user for holder in node.found()]
-    assert users == [STRANGER, STRANGER + 1] * 2

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dshealthd.collectors import job_activity
 from dshealthd.collectors.job_activity import (
     AWAITS,
     CHILDREN,
@@ -16,12 +17,14 @@ from dshealthd.collectors.job_activity import (
     PROCESS,
     SERVES,
     SOCKETS,
+    TROUBLE,
     WATCHDOG,
     parse_interfaces,
     parse_io,
     script,
 )
 from dshealthd.core.collector import Reason
+from dshealthd.jobs.rank_processes import RankProcesses, RankTrouble
 from tests.collectors.bench import Bench, Values, reasons, values
 from tests.jobs.machines import TORCH, Machine, stat_line
 
@@ -198,6 +201,16 @@ def test_no_connections_are_none_only_if_all_could_be_read(scene: Scene) -> None
     assert values(scene.collect(10.0), SOCKETS) == {}
 
 
+@pytest.mark.parametrize(("more", "rates"), [(0, {("slurm-7",): 0.0}), (1, {})])
+def test_more_descriptors_than_are_looked_at(
+    scene: Scene, more: int, rates: Values, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is beyond them is not known."""
+    links = {10: ["pipe:[1]"] * 16_384, 11: ["pipe:[1]"] * (16_384 + more)}
+    monkeypatch.setattr(job_activity, "open_files", lambda _, pid: links[pid])
+    assert values(scene.collect(10.0), SOCKETS) == rates
+
+
 def test_connections_of_ranks_at_work(scene: Scene) -> None:
     """What a rank whose main thread computes sends is not looked at; once it is idle, what it has
     sent before does not count.
@@ -222,6 +235,16 @@ def test_connections_of_ranks_at_work(scene: Scene) -> None:
         sends.sendall(bytes(50_000))
         assert collected(9) == {}
         assert 0.0 <= collected(9)["slurm-7",] < 5000.0
+
+
+def test_troubles_of_jobs_without_a_place(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run has ended with is told although the job is gone; else only what has a place is."""
+    found = [
+        RankTrouble(job, 0, 10, "killed", 5.0, over)
+        for job, over in (("slurm-7", False), ("left out", False), ("gone", True))
+    ]
+    monkeypatch.setattr(RankProcesses, "troubles", lambda *_: iter(found))
+    assert {job for job, *_ in values(scene.collect(), TROUBLE)} == {"slurm-7", "gone"}
 
 
 RECEIVES = {"x86_64": 45, "aarch64": 207}
@@ -322,7 +345,8 @@ def test_the_watchdog_of_a_job(tmp_path: Path) -> None:
 
 def test_ports_for_clients(tmp_path: Path) -> None:
     """A port that a rank has chosen is told; not one that the kernel has assigned, as of NCCL's and
-    gloo's connections, nor that of the job's own store, nor that of RAS. Of many the first 64.
+    gloo's connections, nor that of the job's own store, nor that of RAS. Of many the first 64 are,
+    in turns of the jobs.
     """
     scene = Scene(tmp_path)
     (scene.machine.root / "sys/net/ipv4").mkdir(parents=True)
@@ -340,12 +364,19 @@ def test_ports_for_clients(tmp_path: Path) -> None:
         (place / "fd" / str(slot)).symlink_to(f"socket:[{port}]")
     told = {("slurm-7", "3", str(port)): 1.0 for port in range(8000, 8064)}
     assert values(scene.collect(10.0), SERVES) == told
+    other = scene.machine.process(12, {**TORCH, "SLURM_JOB_ID": "8"})
+    (other / "fd" / "5").symlink_to("socket:[8064]")
+    (place / "fd" / "64").unlink()
+    del told["slurm-7", "3", "8063"]
+    assert values(scene.collect(10.0), SERVES) == told | {("slurm-8", "3", "8064"): 1.0}
 
 
 @pytest.mark.parametrize(("line", "name"), [
     (b"/usr/bin/python3\0-u\0/home/u/train.py\0--key\0secret\0", "train.py"),
     (b"python\0-X\0dev\0-m\0pkg.train\0--x\0", "pkg.train"),
     (b"/opt/bin/trainer\0config.yml\0", "trainer"),
+    (b"python3\0-u\0-c\0import secret\0", "python3"),
+    (b"python3\0" + b"x" * 65 + b"\0", "x" * 64),
     (b"python3\0", "python3"),
     (b"", ""),
 ])  # fmt: skip

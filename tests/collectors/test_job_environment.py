@@ -466,6 +466,7 @@ def test_many_processes_with_many_variables(node: Node) -> None:
         )
     result = node.collect()
     assert of_job(result, "ranks") == {(): 200}
+    assert of_job(result, "lowest_rank") == {(): 0}
     assert len(of_job(result, "processes")) == 64
     assert 0 < len(of_job(result, "environment_problems")) <= MAX_PROBLEMS
     assert len(result.samples) < 200

@@ -71,9 +71,11 @@ def test_ranks(tmp_path: Path) -> None:
 def test_the_busiest_communicator(tmp_path: Path) -> None:
     """Of those of all ranks here it tells how late a rank is, whichever is first."""
     busy, quiet = communicator("a", 50, 1, 0.1), communicator("b", 5, 0, 0.9)
+    quiet["last"] = 980.0
     for both in ((busy, quiet), (quiet, busy)):
         result = collect(tmp_path, rank(0, *both), rank(1, *both))
         assert {one.value for one in result.samples if one.metric is LATE} == {0.1}
+        assert {one.value for one in result.samples if one.metric is AGE} == {10.0}
 
 
 @pytest.mark.parametrize("reason", list(Obstacle))
@@ -103,6 +105,16 @@ def test_nothing_is_counted(changes: dict[str, Any], reason: Reason, tmp_path: P
     result = collect(tmp_path, rank(0, communicator("world", 10, 0, 0.0)), **changes)
     assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, reason)
     assert result.samples == ()
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_how_long_the_file_is(more: int, tmp_path: Path) -> None:
+    """Of one of more than 4 MiB the end is missing."""
+    collect(tmp_path, rank(0))
+    file = tmp_path / "launches.json"
+    file.write_bytes(file.read_bytes().rjust((4 << 20) + more))
+    result = Bench("job_launches", tmp_path, file=file).collect()
+    assert result.reason is (Reason.MALFORMED if more else None)
 
 
 def test_without_the_service(tmp_path: Path) -> None:

@@ -74,10 +74,13 @@ def used_up() -> None:
 @pytest.mark.parametrize(("prepare", "loopback", "outcome"), [
     (lambda: reject("reject with tcp reset"), True, "refused"),
     (lambda: None, False, "unreachable"),
+    (lambda: subprocess.run(["ip", "address", "flush", "lo"], check=True), True, "unreachable"),
     (used_up, True, "no_port"),
 ])  # fmt: skip
-def test_failure(prepare: Callable[[], None], outcome: str, *, loopback: bool) -> None:
-    """A reset in answer, an interface that is down, and ports that are used up are told apart."""
+def test_failure(prepare: Callable[[], object], outcome: str, *, loopback: bool) -> None:
+    """A reset in answer, an interface that is down or has no address, and used up ports are
+    told apart.
+    """
     with network_namespace(loopback=loopback):
         prepare()
         result = Bench("loopback").collect()

@@ -264,6 +264,16 @@ def test_files_left_out(tmp_path: Path) -> None:
     assert files(result) == {"taken": 63, "too_large": 1, "left_out": 2}
 
 
+def test_directories_left_out(node: Node) -> None:
+    """Of 33 that processes name, 32 are read."""
+    for number in range(33):
+        node.dump = node.inside / str(number)
+        node.dump.mkdir()
+        node.rank(100 + number, path=f"/{number}")
+        node.write(line(400, 1000))
+    assert files(node.collect()) == {"taken": 32}
+
+
 def test_operations_left_out(node: Node) -> None:
     """Of more operations than have series, those of most ranks have them."""
     node.rank()

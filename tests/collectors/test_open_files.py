@@ -194,6 +194,15 @@ def test_memory_beyond_the_limit(machine: Machine, bench: Bench) -> None:
     limits.write_text(limits.read_text().replace("8388608 ", "2097152 "))
     found = named(bench.collect(60), "job_locked_memory_")
     assert found["limit_bytes", "slurm-1"] == 2 << 20
+    third = machine.process(52, job)
+    for name, before, after in (
+        ("limits", "8388608 ", "1048576 "),
+        ("status", "16 kB", "512 kB"),
+        ("status", "2048 kB", "512 kB"),
+    ):
+        (third / name).write_text((third / name).read_text().replace(before, after))
+    found = named(bench.collect(60), "job_locked_memory_")
+    assert found["limit_bytes", "slurm-1"] == 2 << 20, "it has pinned all of it"
 
 
 def test_hidden_processes_are_a_fault(machine: Machine, bench: Bench) -> None:

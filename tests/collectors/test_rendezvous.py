@@ -182,6 +182,9 @@ def test_the_age_of_a_new_listener_begins_when_it_appears(proc: Path) -> None:
     (proc / "net/tcp").write_text(tcp)
     assert agent.look(10.0)["listener_age_seconds", "false"] == 0
     assert agent.look(15.0)["listener_age_seconds", "false"] == 15
+    another = tcp.splitlines()[1].replace("595058", "77")
+    (proc / "net/tcp").write_text(f"{tcp}{another}\n")
+    assert agent.look(15.0)["listener_age_seconds", "unknown"] == 30
 
 
 def test_a_search_goes_on_from_round_to_round(proc: Path) -> None:

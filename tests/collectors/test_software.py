@@ -7,6 +7,7 @@ import platform
 import shutil
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,9 @@ from dshealthd.collectors.software import (
 from dshealthd.core.collector import Reason
 from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import CollectionOutcome, CollectionResult
-from tests.collectors.bench import FIXTURES, Bench, Values, child, copied, reasons, values
+from dshealthd.jobs.environment import launch
+from dshealthd.jobs.processes import TrainingProcess
+from tests.collectors.bench import FIXTURES, Bench, Values, child, copied, reasons, values, write
 from tests.jobs.machines import TORCH
 
 
@@ -145,7 +148,13 @@ def test_selinux(base: Path, content: str | None, told: str) -> None:
 
 
 def test_other_sources(base: Path) -> None:
-    """Without its first source, the driver's version comes from its module."""
+    """Without its first source, the driver's version comes from its module; so does the system's
+    from the distribution's own file.
+    """
+    write(base / "root/usr/lib", {"os-release": "ID=other"})
+    assert versions(sweep(base))["os", "", ""] != "other"
+    (base / "root/etc/os-release").unlink()
+    assert versions(sweep(base))["os", "", ""] == "other"
     shutil.rmtree(base / "proc/driver")
     assert versions(sweep(base))["driver", "", ""] == "550.54.15"
 
@@ -190,6 +199,21 @@ def test_loaded_libraries_are_asked_for_once(base: Path) -> None:
     first = versions(node.collect())
     (base / "proc/5100/maps").write_text("")
     assert versions(node.collect()) == first
+
+
+def test_processes_that_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight of a job."""
+    searched, place = list[str](), launch(TORCH)
+    assert place is not None
+
+    def ended(where: str) -> NoReturn:
+        searched.append(where)
+        raise FileNotFoundError
+
+    monkeypatch.setattr(software, "libraries", ended)
+    members = [TrainingProcess(pid, 7, 0, "run-1", place, {}) for pid in range(1, 10)]
+    Bench("software").collector._job(members, {})
+    assert len(searched) == 8
 
 
 def test_ended_job(base: Path) -> None:

@@ -14,7 +14,14 @@ from typing import cast
 
 import pytest
 
-from dshealthd.collectors.training import Training, samples, work, work_and_wait
+from dshealthd.collectors.training import (
+    HEARD,
+    NODE_HEARD,
+    Training,
+    samples,
+    work,
+    work_and_wait,
+)
 from dshealthd.core.collector import Context, Reason, Sample
 from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
@@ -25,6 +32,7 @@ from dshealthd.jobs.heartbeats.sender import Sender, by_rank
 from dshealthd.jobs.own_work import Course
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.training.message import DeviceMemory, Message, Phase, StepStage, Totals, WaitSource
+from tests.collectors.bench import values
 from tests.jobs.heartbeats.senders import sending
 from tests.jobs.machines import TORCH
 from tests.jobs.service import OFTEN, ON, configured, jobs
@@ -66,9 +74,7 @@ def test_everything_that_a_message_says() -> None:
     )
 
 
-def reporting(
-    works: Sequence[Sequence[float]], *, step: float = 2.0, looked: float | None = None
-) -> dict[int, Sender]:
+def reporting(works: Sequence[Sequence[float]], step: float = 2.0) -> dict[int, Sender]:
     """Return senders of ranks 8 and up that have worked so long in each step."""
     senders = {}
     for rank, work_of_rank in enumerate(works, 8):
@@ -81,7 +87,7 @@ def reporting(
                 wait_seconds=9.0, work_seconds=9.0
             )  # fmt: skip
             course.add(message, number * step)
-        now = len(work_of_rank) * step if looked is None else looked
+        now = len(work_of_rank) * step
         sender = SimpleNamespace(course=course, message=message, looked=now)
         senders[rank] = cast("Sender", sender)
     return senders
@@ -129,8 +135,12 @@ def test_the_slowest_of_equal_ranks_is_one_of_theirs() -> None:
 
 def test_a_hung_job_has_no_slow_rank() -> None:
     """Without new steps there are no figures: an innocent rank would be accused on frozen ones."""
-    ranks = reporting([[1.0] * 40, [1.5] * 40], looked=100.0)
+    ranks = reporting([[1.0] * 40, [1.5] * 40])
+    ranks[8].looked = 100.0
     assert told(work(ranks, "slurm-1", "")) == {("node_role_ranks", ""): 2}
+    for sender in ranks.values():
+        sender.message = Message(step=1, sent=0.0)
+    assert told(work(ranks, "slurm-1", "")) == {}, "how long a step takes is not known yet"
 
 
 def test_shares_of_a_step_add_up() -> None:
@@ -218,14 +228,15 @@ async def test_ranks_on_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
             sending({**torchrun, "RANK": "1"}) as second,
             sending({**torchrun, "RANK": "2"}) as third,
         ):
-            for sender in (first, second, third):
-                sender.tell(Message(step=5, sent=time.monotonic()))
             reader = service.heartbeats()
-            while sum(one.message is not None for _, one in reader.senders()) < 3:
-                await asyncio.sleep(0.01)
+            for told, sender in enumerate((first, second, third), 1):
+                sender.tell(Message(step=5, sent=time.monotonic()))
+                while sum(one.message is not None for _, one in reader.senders()) < told:
+                    await asyncio.sleep(0.01)
             result = attempt(training)
     text = render(result.samples)
     assert text.count("dshealthd_job_step{") == 2
+    assert [*values(result, NODE_HEARD).values()] == [max(values(result, HEARD).values())]
     assert re.search(
         r'launcher="torchrun",training_job="[^"]+",world_size="16"} 1', text
     )  # as job_environment names it

@@ -26,6 +26,9 @@ from dshealthd.core.options import Bytes, Duration, Errors, decode, decoded, enc
 def test_durations(text: str, seconds: float) -> None:
     """Durations are written as in Prometheus."""
     assert Duration.parse(text) == pytest.approx(seconds)
+    for other in ("", f"{text}x"):
+        with pytest.raises(ValueError, match="not a duration"):
+            Duration.parse(other)
 
 
 @pytest.mark.parametrize(
@@ -97,8 +100,9 @@ def test_what_an_option_may_be(name: str, given: object, value: object) -> None:
     ("flag", 1), ("flag", "true"),
     ("count", True), ("count", 1.0), ("count", -1), ("count", 10),
     ("ratio", True), ("ratio", "1"),
-    ("text", 1), ("path", 1), ("span", 5), ("span", "999ms"), ("size", True), ("size", 1.5),
-    ("names", "a"), ("names", [1]), ("level", "l "),
+    ("text", 1), ("path", 1), ("path", ""), ("path", "a\0"),
+    ("span", 5), ("span", "999ms"), ("size", True), ("size", 1.5),
+    ("size", "1iB"), ("size", "x"), ("names", "a"), ("names", [1]), ("level", "l "),
 ])  # fmt: skip
 def test_what_an_option_may_not_be(name: str, given: object) -> None:
     """It keeps its default, and the mistake is named."""

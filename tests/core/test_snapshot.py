@@ -124,6 +124,9 @@ def test_silence_expires() -> None:
     """
     snapshot, clock = make()
     snapshot.put("c", ok(7.0))
+    snapshot.expect("b", 30.0)
+    assert not snapshot.complete()
+    snapshot.put("b", failed(Reason.TIMEOUT, "hung"))
     assert "x_value" in lines(snapshot)
     clock.now += 17.1
     shown = lines(snapshot)

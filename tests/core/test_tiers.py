@@ -46,6 +46,9 @@ def test_selectors_are_written_as_they_are_read() -> None:
     """What a generated line says is what the agent reads, whatever the value holds."""
     selector = Selector("a_b", (Matcher("c", "=~", r'"x\.y",{}|\\'), Matcher("d", "!=", "")))
     assert parse_selectors(f"# comment\n\n{selector}\na_c\n") == (selector, Selector("a_c"))
+    for line in ("a c", 'a{b="1" c="2"}'):
+        with pytest.raises(ValueError, match="is not a selector"):
+            parse_selectors(line)
 
 
 @pytest.mark.parametrize("line", ['a{b="c"', "a b", "a{b=c}", 'a{b="c"d="e"}', "{}"])

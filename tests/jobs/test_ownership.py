@@ -108,7 +108,7 @@ def test_processes_on_gpus(machine: Machine) -> None:
     process(machine, 50, 666)
     process(machine, 60, 1000, V2)
     found, unknown = GpuRanks(machine.context()).ranks_of([50, 60])
-    assert ({pid: job for pid, (job, _) in found.items()}, unknown) == (
+    assert ({pid: rank.job for pid, rank in found.items()}, unknown) == (
         {50: "slurm-5000-uid666", 60: "slurm-5000"},
         0,
     )

@@ -48,9 +48,11 @@ def test_a_frozen_process(
     place.mkdir(parents=True)
     if frozen:
         (place / "freezer.state").write_text(f"{frozen}\n")
-    found = activity(Host(procfs=machine.root, sysfs=tmp_path / "sys"), 10, 100)
+    host = Host(procfs=machine.root, sysfs=tmp_path / "sys")
+    found = activity(host, 10, 100)
     assert found is not None
     assert found.state is expected
+    assert activity(host, 10, 101) is None, "another process has its pid"
 
 
 @contextlib.contextmanager

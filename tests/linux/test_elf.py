@@ -19,15 +19,19 @@ MAGIC = b"\x7fELF\x02\x01\x01"
 
 
 @pytest.mark.parametrize(
-    ("size", "count"), [(0xFFFF, 0xFFFF), (0xFFFF, 1), (64, 0xFFFF), (40, 3), (0, 3)]
+    ("size", "count", "read"),
+    [(0xFFFF, 0xFFFF, 0), (0xFFFF, 1, 0), (64, 4096, 4096), (64, 4097, 0), (40, 3, 0), (0, 3, 0)],
 )
-def test_a_table_of_impossible_sections_is_left(tmp_path: Path, size: int, count: int) -> None:
+def test_a_table_of_impossible_sections_is_left(
+    tmp_path: Path, size: int, count: int, read: int
+) -> None:
     """A user's file of a TiB of holes, whose entries have another size or are too many."""
     place = tmp_path / "libnccl.so.2"
     header = MAGIC.ljust(40, b"\0") + struct.pack("<Q", 64) + b"\0" * 10
     place.write_bytes(header + struct.pack("<3H", size, count, 0))
     os.truncate(place, 1 << 40)
     descriptor = os.open(place, os.O_RDONLY)
+    assert len(elf._parts(descriptor)[1]) == read
     tracemalloc.start()
     try:
         assert list(constants(descriptor)) == []
@@ -36,6 +40,14 @@ def test_a_table_of_impossible_sections_is_left(tmp_path: Path, size: int, count
     finally:
         tracemalloc.stop()
         os.close(descriptor)
+
+
+@pytest.mark.parametrize(("size", "count"), [(57, 1), (56, 4097)])
+def test_a_table_of_impossible_segments_is_left(tmp_path: Path, size: int, count: int) -> None:
+    """As one of sections is."""
+    whole = bytearray(library(b"ncclSend"))
+    struct.pack_into("<2H", whole, 54, size, count)
+    assert read(tmp_path, bytes(whole), "ncclSend") == {}
 
 
 @pytest.mark.parametrize("content", [b"", b"#!/bin/sh\n", MAGIC, b"\x7fELF\1\1\1" + bytes(99)])

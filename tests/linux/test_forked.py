@@ -210,6 +210,11 @@ def test_more_than_run_at_once_wait_their_turn() -> None:
     spans = [one.value for one in ended]
     assert len(spans) == 6
     assert max(sum(begun <= at < end for begun, end in spans) for at, _ in spans) <= 2
+    pool = Pool()
+    for number in range(65):
+        pool.start(str(number), lambda _emit: time.sleep(60), 60.0)
+    assert len(pool.names) == 64
+    pool.close()
 
 
 def test_processes_that_cannot_be_killed_are_left_and_named(mount: frozen.Mount) -> None:

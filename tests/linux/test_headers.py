@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from dshealthd.collectors import clock
-from dshealthd.linux import credentials, privileges, process_root, regular_files, socket_waits
+from dshealthd.linux import (
+    credentials,
+    mounts,
+    privileges,
+    process_root,
+    regular_files,
+    socket_waits,
+)
 
 INCLUDE = Path("/usr/include")
 pytestmark = pytest.mark.skipif(not (INCLUDE / "linux").exists(), reason="no kernel headers")
@@ -18,7 +25,7 @@ pytestmark = pytest.mark.skipif(not (INCLUDE / "linux").exists(), reason="no ker
 def defined(header: str) -> dict[str, int]:
     """Return the numbers that a header defines."""
     text = (INCLUDE / header).read_text()
-    found = re.findall(r"^#\s*define\s+(\w+)\s+(0x[0-9a-fA-F]+|\d+)\b", text, re.MULTILINE)
+    found = re.findall(r"^#\s*define\s+(\w+)\s+(0x[0-9a-fA-F]+|0|[1-9]\d*)U?\b", text, re.MULTILINE)
     return {name: int(number, 0) for name, number in found}
 
 
@@ -41,6 +48,11 @@ def defined(header: str) -> dict[str, int]:
         "RESOLVE_IN_ROOT": process_root._RESOLVE_IN_ROOT,
     }),
     ("linux/timex.h", {"STA_NANO": clock._STA_NANO}),
+    ("linux/fcntl.h", {
+        "AT_EMPTY_PATH": mounts._EMPTY_PATH,
+        "AT_STATX_DONT_SYNC": mounts._DONT_SYNC,
+    }),
+    ("linux/stat.h", {"STATX_MNT_ID": mounts._MOUNT_ID}),
 ])  # fmt: skip
 def test_numbers(header: str, numbers: Mapping[str, int]) -> None:
     """Options, capabilities and bits."""

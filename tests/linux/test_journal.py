@@ -192,6 +192,25 @@ def test_made_journal(tmp_path: Path) -> None:
     assert found == ([f"line {number}" for number in range(6)], "")
 
 
+def test_an_entry_that_is_counted_first(tmp_path: Path) -> None:
+    """Until its place is written, and the array of it linked, there is no such entry; then it is
+    read.
+    """
+    journal = Journal(7)
+    journal.put(journal.first + 16, 0)
+    root = journal.write(tmp_path)
+    log = JournalReader(Host(rootfs=root, procfs=root / "proc"), time.monotonic)
+    assert messages(log) == ["line 0", "line 1", "line 2"]
+    journal.put(journal.first + 16, journal.second)
+    journal.put(journal.second + 48, 0)
+    journal.write(tmp_path)
+    assert messages(log) == ["line 3", "line 4", "line 5"]
+    journal.put(journal.second + 48, journal.entries[6])
+    journal.write(tmp_path)
+    assert messages(log) == ["line 6"]
+    log.close()
+
+
 @pytest.mark.parametrize(("fields", "read"), [(65_000, 6), (66_000, 0)])
 def test_chain_of_fields(tmp_path: Path, fields: int, read: int) -> None:
     """Some ten thousand other fields may come before the one that is looked for."""
@@ -217,6 +236,7 @@ DAMAGE: dict[str, Callable[[Journal], None]] = {
     "array beyond any file": lambda journal: journal.put(journal.first + 16, FAR),
     "first array beyond any file": lambda journal: journal.put(journal.kernel + 48, FAR),
     "table that is no multiple": lambda journal: journal.put(128, 17),
+    "table beyond the end": lambda journal: journal.put(120, 1 << 40),
     "table beyond any file": lambda journal: journal.put(120, FAR),
     "field shorter than its head": lambda journal: journal.put(journal.kernel + 8, 17),
 }

@@ -28,6 +28,8 @@ def test_reserved_ports_are_not_assigned(tmp_path: Path) -> None:
         *(False, True, True, False, True, False)
     ]
     assert str(ports) == "32768-60999"
+    with pytest.raises(ValueError, match="not a range"):
+        local_ports(assigning(tmp_path, "60999\t32768"))
 
 
 @pytest.mark.parametrize(("reserved", "after"), [

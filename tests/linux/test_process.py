@@ -55,6 +55,14 @@ def test_processes_that_cannot_be_seen(host: Host) -> None:
         daemon(host, "nvlsm")
 
 
+@pytest.mark.parametrize(("others", "content"), [(16_383, b"x"), (16_384, b"")])
+def test_mappings_that_are_looked_at(tmp_path: Path, others: int, content: bytes) -> None:
+    """A user can make any number of them."""
+    (tmp_path / "maps").write_text("0-1 r--p 0 08:01 5\n" * others + "1-2 rw-p 0 00:00 0\n")
+    (tmp_path / "mem").write_bytes(b"-x")
+    assert read_memory(str(tmp_path), 1, 1) == content
+
+
 def test_memory(tmp_path: Path) -> None:
     """What is mapped from a file is not read, as its pages may never come; nor is a hole."""
     (tmp_path / "file").write_bytes(b"in a file")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.core.host import Host, read_bytes
+from dshealthd.core.host import Host
 from dshealthd.linux.process_limits import (
     Descriptors,
     ProcessLimits,
@@ -25,17 +25,6 @@ from tests.jobs.machines import Machine
 HELD = 37
 
 
-def test_limits_of_this_process() -> None:
-    """The real file gives what getrlimit(2) gives."""
-    soft = [
-        resource.getrlimit(which)[0] for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK)
-    ]
-    expected = ProcessLimits(
-        *(math.inf if value == resource.RLIM_INFINITY else value for value in soft)
-    )
-    assert parse_limits(read_bytes("/proc/self/limits")) == expected
-
-
 def test_unlimited() -> None:
     """No limit is infinity."""
     text = (
@@ -43,6 +32,8 @@ def test_unlimited() -> None:
         b"         1024 4096 files\n"
     )
     assert parse_limits(text) == ProcessLimits(1024, math.inf)
+    with pytest.raises(ValueError, match="no line"):
+        parse_limits(b"Limit Soft\n")
 
 
 def test_locked_memory() -> None:

@@ -23,7 +23,7 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.linux import process_root
-from dshealthd.linux.credentials import User, assumed, is_secure, parse_user
+from dshealthd.linux.credentials import User, assumed, is_secure, parse_real_user, parse_user
 from dshealthd.linux.process_root import Root
 from dshealthd.linux.regular_files import Irregular
 from tests.collectors.bench import sleeper
@@ -48,14 +48,14 @@ process = functools.partial(sleeper, USER)
 
 
 @contextlib.contextmanager
-def contained(root: Path) -> Iterator[int]:
-    """Run a process of the user whose root is a directory, and give its pid."""
+def contained(root: Path, directory: str = "etc") -> Iterator[int]:
+    """Run a process of the user whose root is one directory, in another; give its pid."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         try:
+            os.chdir(root / directory)
             os.chroot(root)
-            os.chdir("/etc")
             os.setgroups([])
             os.setresgid(USER, USER, USER)
             os.setresuid(USER, USER, USER)
@@ -242,6 +242,8 @@ def test_an_absolute_link_stays_in_the_process_s_root(place: Path) -> None:
         assert root.read("/up") == b"of the container"
         assert root.read("passwd") == b"of the container"
         assert root.read("/../../etc/passwd") == b"of the container"
+    with contained(place, "/") as pid, Root.of_process(HOST, pid) as root:
+        assert attempt(root, "etc/passwd") == errno.ENOENT, "it is not below its root"
 
 
 def test_size_is_bounded(place: Path) -> None:
@@ -276,6 +278,25 @@ def test_links_of_a_path(place: Path, links: int, error: int | None) -> None:
         assert attempt(root, f"/{links}") == error
 
 
+@pytest.mark.parametrize(("size", "error"), [((4 << 20) - 1, None), (4 << 20, errno.EACCES)])
+def test_a_list_of_mounts_that_is_too_long(tmp_path: Path, size: int, error: int | None) -> None:
+    """It may have been made to hide a mount beyond what is read."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/root").symlink_to("/")
+    (tmp_path / "7/mountinfo").write_bytes(bytes(size))
+    with pytest.raises(PermissionError) if error else contextlib.nullcontext():
+        Root.of_process(Host(procfs=tmp_path), 7).close()
+
+
+@root_only
+def test_rights_that_were_gained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is root since it was executed belongs to the user who did that."""
+    Root.of_process(HOST, os.getpid()).close()
+    monkeypatch.setattr(process_root, "is_secure", lambda _: True)
+    with pytest.raises(PermissionError, match="by another user"):
+        Root.of_process(HOST, os.getpid())
+
+
 def test_mixed_rights() -> None:
     """A program that runs with another user's rights is nobody's to read for."""
     status = b"Name:\tsu\nUid:\t1000\t0\t0\t0\nGid:\t1000\t1000\t1000\t1000\nGroups:\t1000 \n"
@@ -287,8 +308,9 @@ def test_mixed_rights() -> None:
         )
     same = status.replace(b"1000\t0\t0\t0", b"7\t7\t7\t7")
     assert parse_user(same) == User(7, 1000, (1000,))
-    with pytest.raises(ValueError, match="no user"):
-        parse_user(b"Name:\tx\n")
+    for parse in (parse_user, parse_real_user):
+        with pytest.raises(ValueError, match="no user"):
+            parse(b"Name:\tx\n")
 
 
 def test_programs_that_gained_rights_are_known() -> None:

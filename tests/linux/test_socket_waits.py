@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd.core.host import Host
+from dshealthd.linux import socket_waits
 from dshealthd.linux.socket_waits import TERMINAL, peers_awaited, ports_served
 from tests.processes import state
 from tests.waiting import until
@@ -108,6 +109,15 @@ def test_an_end_that_acknowledges_nothing() -> None:
             return False
 
         until(drained)
+
+
+@pytest.mark.parametrize(("told", "read"), [(3, 3), (1024, 1024), (1025, 1024)])
+def test_a_set_of_descriptors(told: int, read: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many are looked at as the call says, up to those that a set can have."""
+    monkeypatch.setattr(socket_waits, "read_memory", lambda _place, _at, size: b"\xff" * size)
+    call = {"x86_64": "23", "aarch64": "72"}[os.uname().machine]
+    found = socket_waits._descriptors("", [call, hex(told), "0x7ffe"])
+    assert found == list(range(read))
 
 
 PROMPTS = {

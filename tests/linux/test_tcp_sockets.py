@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import itertools
 import shutil
 import subprocess
@@ -15,14 +17,13 @@ import pytest
 
 from dshealthd.core.collector import Context, Reason, SourceError
 from dshealthd.core.host import Host
+from dshealthd.linux import sock_diag
 from dshealthd.linux.sock_diag import TcpSocket, TcpState
 from dshealthd.linux.tcp_sockets import SocketCounts, Sockets, parse_sockstat
 from dshealthd.linux.tcp_tables import TcpRow, parse_tcp
 from tests import no_netlink
+from tests.jobs.machines import Clock
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
-
-BUDGET = 0.1
-HOLD = 15.0
 
 PROC = Path(__file__).parent.parent / "collectors/fixtures/tcp/proc"
 HEADER = (
@@ -130,12 +131,15 @@ def test_too_many_sockets_for_the_files_are_said(tmp_path: Path) -> None:
     assert caught.value.reason is Reason.TIMEOUT
 
 
-def test_longer_files_than_announced_are_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "error"), [(5_119_999, "not a socket"), (5_120_000, "more than 20000 sockets")]
+)
+def test_longer_files_than_announced_are_said(tmp_path: Path, size: int, error: str) -> None:
     """A file of unknown length that exceeds the bound is an error, not fewer sockets."""
     (tmp_path / "net").mkdir()
     with (tmp_path / "net/tcp").open("wb") as file:
-        file.truncate(6 << 20)
-    with pytest.raises(SourceError, match="more than 20000 sockets"):
+        file.truncate(size)
+    with pytest.raises(SourceError, match=error):
         Sockets(context(tmp_path)).active()
 
 
@@ -201,10 +205,34 @@ def test_a_refused_netlink_is_replaced_by_the_files() -> None:
 
 def test_a_dump_that_takes_too_long_is_an_error() -> None:
     """A dump that has spent its budget ends with a reason: the loop is not blocked."""
-    ticks = iter([0.0, BUDGET + 1])
-    with network_namespace(), pytest.raises(SourceError, match="too much CPU time") as caught:
-        Sockets(context(Path("/proc")), lambda: next(ticks)).active()
+    ticks = itertools.chain([0.0, 0.11], [0.0], itertools.repeat(0.09))
+    sockets = Sockets(context(Path("/proc")), lambda: next(ticks))
+    with network_namespace():
+        with pytest.raises(SourceError, match="too much CPU time") as caught:
+            sockets.active()
+        assert sockets.active() == []
     assert caught.value.reason is Reason.TIMEOUT
+
+
+def test_a_refused_netlink_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After ten minutes, as the kernel may search for a module each time. Another error is none."""
+    tried, clock = list[float](), Clock()
+
+    def refuse(*_: object, number: int = errno.EPERM) -> list[TcpSocket]:
+        tried.append(clock.now)
+        raise OSError(number, "refused")
+
+    monkeypatch.setattr(sock_diag, "dump", refuse)
+    given = context(Path("/proc"), clock)
+    sockets = Sockets(given)
+    for clock.now in (1000.0, 1599.0, 1600.0):
+        given.sweep += 1
+        sockets.active()
+    assert tried == [1000.0, 1600.0]
+    monkeypatch.setattr(sock_diag, "dump", functools.partial(refuse, number=errno.EIO))
+    clock.now, given.sweep = 2200.0, given.sweep + 1
+    with pytest.raises(OSError, match="refused"):
+        sockets.active()
 
 
 def test_a_dump_without_cpu_is_not_too_long() -> None:

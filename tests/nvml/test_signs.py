@@ -15,7 +15,8 @@ from tests.nvml.node import Node
 def node(tmp_path: Path) -> Iterator[Node]:
     """Give two H100 that have been looked at once."""
     with Node(tmp_path, gpus=2) as made:
-        assert made.collect("gpu").news == []
+        seen = made.collect("gpu")
+        assert (seen.news, seen.results["gpu"].reason) == ([], None)
         yield made
 
 
