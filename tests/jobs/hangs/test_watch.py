@@ -5,12 +5,14 @@ end is told.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from dshealthd.core.host import Host
+from dshealthd.jobs.hangs import watch as watch_module
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
 from dshealthd.jobs.hangs.judge import judge
 from dshealthd.jobs.hangs.states import NO_WORK, RankState
@@ -218,6 +220,50 @@ def test_threads_that_get_no_cpu(
     assert scene.rank(0).thread_cpu == 0.0
     assert scene.rank(0).cpu == pytest.approx(max(3 * running, running + waiting))
     assert scene.rank(0).computes(NO_WORK) is works
+
+
+def test_threads_are_looked_at_in_turns(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of eight processes at a time, each of which has as many as are read: the loop waits
+    meanwhile. Another user's many ranks keep nobody's waiting.
+    """
+    looks: Counter[int] = Counter()
+
+    def demands(_host: Host, pid: int) -> dict[int, float]:
+        looks[pid] += 1
+        return dict.fromkeys(range(256), 0.0)
+
+    monkeypatch.setattr(watch_module, "demands", demands)
+    for rank in range(2, 32):
+        process = training_process(100 + rank, {**TORCH, "RANK": str(rank)}, job="run-2", user=7)
+        begun = Message(step=0, sent=scene.now)
+        scene.present["run-2", rank] = Identity(process, (1, 7)), begun
+        scene.process(rank)
+    scene.wait(50)  # half of what is usual in its first steps
+    looks.clear()
+    for check in range(1, 11):
+        scene.look()
+        assert (looks.total(), looks[100], looks[101]) == (8 * check, check, check)
+        idle = {rank.thread_cpu for rank in scene.watch.jobs()["run-2"]}
+        assert (idle == {0.0}) is (check == 10), "all were looked at twice"
+
+
+def test_threads_that_had_no_turn(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may write, or wait for a CPU: their rank is not known to be idle. Nor is anything known
+    of the one that trains, until it was looked for.
+    """
+    scene.step(0, thread=12)
+    scene.step(1, phase=Phase.CHECKPOINT)
+    scene.process(0, "T")
+    monkeypatch.setattr(watch_module, "THREADS", 0)
+    scene.wait(80)
+    assert scene.rank(0).state is not ThreadState.STOPPED
+    assert (scene.rank(1).stores, scene.rank(1).thread_cpu) == (True, None)
+    monkeypatch.setattr(watch_module, "THREADS", 2048)
+    scene.look()
+    assert scene.rank(0).state is ThreadState.STOPPED
+    assert (scene.rank(1).stores, scene.rank(1).thread_cpu) == (False, None)
+    scene.look()
+    assert (scene.rank(1).stores, scene.rank(1).thread_cpu) == (False, 0.0)
 
 
 def test_the_thread_that_trains(scene: Scene) -> None:
