@@ -183,6 +183,7 @@ class HeartbeatReader:
         if process >= 0:
             self._poll.register(process, select.POLLIN)
         self._blocking_tasks.run(
+            sender,
             holder.user,
             functools.partial(_open, self._host, holder),
             functools.partial(self._begin, sender),
@@ -289,6 +290,8 @@ class HeartbeatReader:
     def _drop(self, sender: Sender) -> None:
         """Drop a sender; if it is still alive, it may be followed again."""
         del self._senders[sender.holder.pid, sender.holder.start]
+        if self._blocking_tasks is not None:
+            self._blocking_tasks.drop(sender)
         if sender.process >= 0:
             self._poll.unregister(sender.process)
             os.close(sender.process)

@@ -13,6 +13,7 @@ import os
 import resource
 import statistics
 import struct
+import threading
 import time
 from binascii import crc32
 from collections.abc import Callable, Iterator
@@ -256,6 +257,33 @@ async def test_process_that_ends() -> None:
         await eventually(lambda: len(reader) == 0)
         assert found.message is not None
         assert found.message.step == 8
+
+
+async def test_processes_that_end_before_it_is_known_whose_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While two of a user's hang, the others wait. Of those that end meanwhile nothing is kept, as
+    often as that user starts new ones.
+    """
+    answer = threading.Event()
+
+    def hang(*_: object) -> tuple[None, UnidentifiedSender]:
+        answer.wait(100)
+        return None, UnidentifiedSender.NO_LAUNCHER
+
+    monkeypatch.setattr(reader_module, "_open", hang)
+    with reading() as reader:
+        try:
+            with contextlib.ExitStack() as stack:
+                for _ in range(3):
+                    stack.enter_context(sending(TORCH)).tell(beat(1))
+                reader.follow(own_pages())
+                assert reader._blocking_tasks is not None
+                assert len(reader._blocking_tasks._waiting) == 1
+            await eventually(lambda: len(reader) == 0)
+            assert not reader._blocking_tasks._waiting
+        finally:
+            answer.set()
 
 
 async def test_before_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
