@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dshealthd.collectors import job_activity
 from dshealthd.collectors.job_activity import (
     AWAITS,
     CHILDREN,
@@ -280,6 +281,16 @@ def test_what_a_rank_takes(scene: Scene) -> None:
         assert [look(20, 800, state), look(20, 800), look(20, 800)] == [[], [], [0.0, 0.0]]
 
 
+def test_threads_for_which_there_is_no_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is told of a rank whose main thread is idle: its other threads may want a CPU."""
+    for ticks in (0, 20):
+        scene.ran(10, ticks)
+        scene.collect(10.0)
+    assert len(values(scene.collect(10.0), CPU)) == 2
+    monkeypatch.setattr(job_activity, "LOOKING", 0.0)
+    assert values(scene.collect(10.0), CPU) == {}
+
+
 @pytest.mark.parametrize("busier", [10, 11])
 def test_two_processes_of_a_rank(scene: Scene, busier: int) -> None:
     """The one that takes more shows what the rank does."""
@@ -340,6 +351,36 @@ def test_ports_for_clients(tmp_path: Path) -> None:
         (place / "fd" / str(slot)).symlink_to(f"socket:[{port}]")
     told = {("slurm-7", "3", str(port)): 1.0 for port in range(8000, 8064)}
     assert values(scene.collect(10.0), SERVES) == told
+
+
+@pytest.mark.parametrize(("mine", "moved"), [(2, {("slurm-8",): 0.0}), (3, {})])
+def test_descriptors_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mine: int, moved: Values
+) -> None:
+    """However many one has open, as many of another's are looked at: that user's job must not seem
+    to move nothing, nor to serve nobody.
+    """
+    monkeypatch.setattr(job_activity, "MAX_DESCRIPTORS", 4)
+    scene = Scene(tmp_path)
+    scene.machine.process(20, {**TORCH, "SLURM_JOB_ID": "8"})
+    scene.writes(20, 1000)
+    (scene.machine.root / "sys/net/ipv4").mkdir(parents=True)
+    (scene.machine.root / "sys/net/ipv4/ip_local_port_range").write_text("32768\t60999\n")
+    (scene.machine.root / "sys/net/ipv4/ip_local_reserved_ports").write_text("\n")
+    for pid, user, count in ((10, 7, 5), (11, 7, 0), (20, 8, mine)):
+        place = scene.machine.root / str(pid)
+        (place / "status").write_text(f"Name:\tpython\nUid:\t{user}\t{user}\t{user}\t{user}\n")
+        (place / "net").mkdir()
+        (place / "net" / "tcp").write_text(
+            "  sl  local_address\n"
+            "   0: 00000000:1F40 00000000:0000 0A 00000000:00000000 00:0 0 0 0 8000 1\n"
+        )
+        for slot in range(count):
+            (place / "fd" / str(slot)).symlink_to("socket:[8000]" if pid == 20 else "/dev/null")
+    scene.collect(10.0)
+    result = scene.collect(10.0)
+    assert values(result, SOCKETS) == moved
+    assert values(result, SERVES) == {("slurm-8", "3", "8000"): 1.0}
 
 
 @pytest.mark.parametrize(("line", "name"), [
