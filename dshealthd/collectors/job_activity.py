@@ -349,7 +349,7 @@ class JobActivity(Collector):
                 known: script for known, script in self._scripts.items() if known in running
             }
             with contextlib.suppress(OSError):
-                line = read_bytes(self.host.proc(f"{first.pid}/cmdline"), 4096)
+                line = read_bytes(self.host.proc(f"{first.pid}/cmdline"))
                 self._scripts[key] = script(line.split(b"\0"))
         if name := self._scripts.get(key):
             user = "" if first.user is None else str(first.user)

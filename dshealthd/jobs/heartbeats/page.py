@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _LINK = "/memfd:dshealthd-heartbeat (deleted)"
+MAX_PAGES = 256
+"""Most pages that the agent reads."""
 MAX_DESCRIPTORS = 65_536
 """Most descriptors of a process that are checked."""
 

@@ -343,7 +343,9 @@ async def test_garbage_in_a_page() -> None:
         for data in garbage:
             stack.enter_context(sending(TORCH)).tell(data)
         reader.follow(own_pages())
+        senders = [*reader._senders.values()]
         await eventually(lambda: reader.rejected == len(garbage))
+        assert {sender.torn for sender in senders} == {8}
         assert len(reader) == 0
 
 
@@ -379,8 +381,11 @@ async def test_without_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first processes are read, and stay, when there are too many; a place of one that is not
     among them any more is given away only when it is needed.
     """
-    monkeypatch.setattr(reader_module, "MAX_SENDERS", 2)
-    with reading() as reader, contextlib.ExitStack() as stack:
+    limit = 11  # of open files, of which a quarter is its senders'
+    with contextlib.ExitStack() as stack:
+        with monkeypatch.context() as patched:
+            patched.setattr(resource, "getrlimit", lambda _: (limit, limit))
+            reader = stack.enter_context(reading())
         for rank in range(3):
             sender = stack.enter_context(sending({**TORCH, "RANK": str(rank)}))
             sender.tell(beat(1))
