@@ -105,6 +105,16 @@ def test_nothing_is_counted(changes: dict[str, Any], reason: Reason, tmp_path: P
     assert result.samples == ()
 
 
+@pytest.mark.parametrize(
+    ("more", "outcome"), [(0, CollectionOutcome.OK), (1, CollectionOutcome.ERROR)]
+)
+def test_a_long_file(tmp_path: Path, more: int, outcome: CollectionOutcome) -> None:
+    """Four MiB are read."""
+    collect(tmp_path)
+    rest = (4 << 20) - (tmp_path / "launches.json").stat().st_size
+    assert collect(tmp_path, detail="x" * (rest + more)).outcome is outcome
+
+
 def test_without_the_service(tmp_path: Path) -> None:
     """It is off by default: not available. What is no file is an error, and does not hang."""
     file = tmp_path / "launches.json"
