@@ -280,6 +280,19 @@ def test_the_time_spent_is_known_within_a_line(tmp_path: Path) -> None:
     assert looks > 10
 
 
+def test_a_look_that_comes_late(tmp_path: Path) -> None:
+    """It takes the time of two seconds, and not that of all it has missed."""
+    node = Node(tmp_path, standard_streams=True)
+    node.rank(50, 1, "/logs/a.out")
+    node.write("a.out", "")
+    node.sweep()
+    spent = steps_of_a_millisecond(node)
+    next(spent)
+    node.write("a.out", "Error: nccl CUDA error Xid timed out rank 1\n" * 1000)
+    node.sweep(60.0)
+    assert 0.8 * 0.05 * 2.0 < next(spent) < 1.2 * 0.05 * 2.0
+
+
 def test_exceptions_of_many_ranks_are_read_over_several_looks(tmp_path: Path) -> None:
     """Each is recognized only where the file ends so far, thousands of them at once."""
     node = Node(tmp_path, standard_streams=True)
