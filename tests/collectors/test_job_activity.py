@@ -17,6 +17,7 @@ from dshealthd.collectors.job_activity import (
     PROCESS,
     SERVES,
     SOCKETS,
+    TROUBLE,
     WATCHDOG,
     parse_interfaces,
     parse_io,
@@ -402,3 +403,24 @@ def test_a_job_has_a_name_that_its_owner_knows(scene: Scene) -> None:
     (scene.machine.root / "10" / "cmdline").write_bytes(b"python\0train.py\0")
     result = scene.collect(10.0)
     assert list(values(result, PROCESS)) == [("slurm-7", "train.py", "", "10")]
+    for pid in (10, 11):
+        scene.machine.end(pid)
+    scene.collect(10.0)
+    scene.machine.process(20, {**TORCH, "SLURM_JOB_ID": "8"})
+    (scene.machine.root / "20" / "cmdline").write_bytes(b"python\0other.py\0")
+    scene.writes(20, 0)
+    for _ in range(2):
+        assert list(values(scene.collect(10.0), PROCESS)) == [("slurm-8", "other.py", "", "20")]
+    assert list(scene.collector._scripts.values()) == ["other.py"], "of those that run"
+
+
+def test_so_many_jobs_have_series(tmp_path: Path) -> None:
+    """The sixteen that others have."""
+    scene = Scene(tmp_path)
+    for pid in range(100, 134):
+        job, rank = divmod(pid, 2)
+        scene.machine.process(pid, {**TORCH, "RANK": f"{rank}", "SLURM_JOB_ID": f"{job}"})
+        scene.ran(pid, 0, state="TS"[rank])
+    for pid in (10, 11):
+        scene.machine.end(pid)
+    assert len(values(scene.collect(10.0), TROUBLE)) == 16

@@ -345,7 +345,7 @@ class RankWatch:
             recent = max(watched.baseline.heard, self._clock - FRESH)
             watched.stopped_at = watched.checks[-1][1] if watched.checks else recent
         if found is None:
-            watched.checks, watched.demands = (), ()
+            watched.checks = ()
             return
         watched.checks = _added(watched.checks, found, self._clock)
 

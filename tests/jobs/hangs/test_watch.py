@@ -222,15 +222,24 @@ def test_threads_that_get_no_cpu(
     assert scene.rank(0).computes(NO_WORK) is works
 
 
-def test_threads_are_looked_at_in_turns(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("readable", [256, 0])
+def test_threads_are_looked_at_in_turns(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, readable: int
+) -> None:
     """Those of eight processes at a time, each of which has as many as are read: the loop waits
-    meanwhile. Another user's many ranks keep nobody's waiting.
+    meanwhile. Neither another user's many ranks keep a silent one waiting, nor those of its own job
+    that make steps.
     """
     looks: Counter[int] = Counter()
 
     def demands(_host: Host, pid: int) -> dict[int, float]:
         looks[pid] += 1
-        return dict.fromkeys(range(256), 0.0)
+        return dict.fromkeys(range(readable), 0.0)
+
+    def look() -> None:
+        for rank in range(40, 50):
+            scene.step(rank)
+        scene.look()
 
     monkeypatch.setattr(watch_module, "demands", demands)
     for rank in range(2, 32):
@@ -238,10 +247,14 @@ def test_threads_are_looked_at_in_turns(scene: Scene, monkeypatch: pytest.Monkey
         begun = Message(step=0, sent=scene.now)
         scene.present["run-2", rank] = Identity(process, (1, 7)), begun
         scene.process(rank)
-    scene.wait(50)  # half of what is usual in its first steps
+    for rank in range(40, 50):
+        scene.present[JOB, rank] = who(rank), begun
+        scene.process(rank)
+    for _ in range(50):  # half of what is usual in the first steps
+        look()
     looks.clear()
     for check in range(1, 11):
-        scene.look()
+        look()
         assert (looks.total(), looks[100], looks[101]) == (8 * check, check, check)
         idle = {rank.thread_cpu for rank in scene.watch.jobs()["run-2"]}
         assert (idle == {0.0}) is (check == 10), "all were looked at twice"
@@ -264,6 +277,10 @@ def test_threads_that_had_no_turn(scene: Scene, monkeypatch: pytest.MonkeyPatch)
     assert (scene.rank(1).stores, scene.rank(1).thread_cpu) == (False, None)
     scene.look()
     assert (scene.rank(1).stores, scene.rank(1).thread_cpu) == (False, 0.0)
+    monkeypatch.setattr(watch_module, "THREADS", 0)
+    scene.step(1, phase=Phase.TRAINING)
+    scene.wait(20)
+    assert scene.rank(1).thread_cpu is None, "what was seen before its step says nothing"
 
 
 def test_the_thread_that_trains(scene: Scene) -> None:
