@@ -339,6 +339,11 @@ def test_for_how_long_a_process_is_stopped(scene: Scene) -> None:
     assert (scene.rank(0).stopped_for, scene.rank(1).stopped_for) == (0.0, 0.0)
     assert scene.rank(0).silence == 0.0
     assert scene.rank(1).silence >= 10.0
+    scene.process(1, "t")
+    scene.wait(round(FLOOR) + 2)
+    scene.process(1, "S")
+    scene.look()
+    assert scene.rank(1).silence == 0.0, "a debugger, and no tool that read its stack"
 
 
 @pytest.mark.parametrize(("silent", "at_least"), [(0, 12.0), (4, 11.0)])
