@@ -295,8 +295,8 @@ class JobActivity(Collector):
             for which, seconds in zip((_MAIN, _ALL), both, strict=True):
                 counted[which, key] = seconds
                 if key in ranks and (which, key) in before and least is not None:
-                    rise = seconds - before[which, key]
-                    took[ranks[key], which].append(max(rise, least if which == _ALL else 0.0))
+                    ran = seconds - before[which, key]
+                    took[ranks[key], which].append(max(ran, least if which == _ALL else 0.0))
         if rises[CHILDREN]:
             rises[CHILDREN] = [max(sum(rises[CHILDREN]), *rises[_READY], 0.0)]
         if elapsed:

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -273,7 +273,7 @@ def test_many_calls_at_a_time(tmp_path: Path) -> None:
 
     server = serve(str(tmp_path / "s"), cast("Verdicts", SimpleNamespace(query=query)))
     with grpc.insecure_channel(f"unix://{tmp_path / 's'}") as channel:
-        method = channel.unary_unary("/nvhcd.HealthCheckService/RunHealthCheck")
+        method: Any = channel.unary_unary("/nvhcd.HealthCheckService/RunHealthCheck")
         calls = [method.future(b"") for _ in range(70)]
         until(lambda: sum(call.done() for call in calls) >= 6)
         answers.set()

@@ -443,7 +443,8 @@ def test_evaluation_of_the_model_within(agents_end: AgentsEnd) -> None:
 
 def test_so_many_results_of_a_forward_pass() -> None:
     """Eight of them tell when their backward pass begins."""
-    hooks: Any = SimpleNamespace(undo=lambda: None, add=(added := []).append)
+    added: list[object] = []
+    hooks: Any = SimpleNamespace(undo=lambda: None, add=added.append)
     results = [2 * torch.ones(1, requires_grad=True) for _ in range(9)]
     waits.follow_backward(None, results, hooks)
     assert len(added) == 8

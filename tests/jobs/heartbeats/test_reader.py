@@ -290,10 +290,15 @@ async def test_processes_that_end_before_it_is_known_whose_they_are(
 
 
 async def test_before_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the kernel has none, the end of a process is seen when the senders are checked."""
+    """Where the kernel has none, the end of a process is seen when the senders are checked, and not
+    before it is known whose it is.
+    """
     monkeypatch.setattr(os, "pidfd_open", refuse)
     with reading() as reader, sending(TORCH) as sender:
         sender.tell(beat(7))
+        reader.follow(own_pages())
+        reader.refresh()
+        assert len(reader) == 1
         await until(reader, lambda: shown(reader))
         sender.end()
         assert len(reader) == 1
