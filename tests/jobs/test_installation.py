@@ -210,3 +210,4 @@ def test_so_many_versions() -> None:
     """Of each component the same four are told each time, whatever a directory holds."""
     found = [("torch", f"2.{number}.0") for number in range(5)]
     assert _plausible([*reversed(found), ("nccl", "2.30.7")]) == {*found[:4], ("nccl", "2.30.7")}
+    assert _plausible([("torch", "2" * 64), ("nccl", "2" * 65)]) == {("torch", "2" * 64)}

@@ -359,6 +359,18 @@ def test_a_stop_is_as_old_as_the_last_sign_that_it_was_none(
     assert stopped_for <= scene.rank(0).silence
 
 
+@pytest.mark.parametrize(("silent", "stopped_for"), [(0.5, 0.5), (3.0, 2.0)])
+def test_a_stop_that_is_seen_at_the_first_check(
+    scene: Scene, silent: float, stopped_for: float
+) -> None:
+    """It is not longer than the rank is silent, nor than a healthy one is."""
+    scene.process(0, "T")
+    while scene.rank(0).state is not ThreadState.STOPPED:
+        scene.step(0)
+        scene.look(silent)
+    assert scene.rank(0).stopped_for == stopped_for
+
+
 def test_for_how_long_a_phase_lasts(scene: Scene) -> None:
     """A phase is as old as its first heartbeat; those within it do not make it younger."""
     scene.step(0, phase=Phase.EVALUATION)
