@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from dshealthd.core.collector import Collector, CollectorOptions, Context, Sample, Worker, gauge
-from dshealthd.jobs.heartbeats.page import find_page, open_page
+from dshealthd.jobs.heartbeats.page import MAX_PAGES, find_page, open_page
 from dshealthd.jobs.processes import Key, ProcessTable, TrainingProcess
 from dshealthd.jobs.shares import Claim, share_places
 from dshealthd.training.message import PAGE
@@ -39,8 +39,6 @@ YOUNG = 600.0
 """Seconds for which a process without a page is expected to have one soon: it loads a model and
 compiles it before its first step. Of one that is older it takes up to an interval to find it.
 """
-MAX_PAGES = 256
-"""Most pages, as the agent reads no more of them."""
 MAX_SEARCHED = 64
 """Most processes that are searched in one collection: four on each of 16 GPUs."""
 MIN_CHILDREN = 16

@@ -109,11 +109,15 @@ PROCESS = gauge(
 )
 
 MAX_DESCRIPTORS = 32_768
-"""Most descriptors looked at in a sample, about 0.1 s; a user can have millions."""
+"""Most descriptors looked at in a sample, about 0.1 s, of which each user has a share: one can have
+millions.
+"""
+LOOKING = 0.25
+"""Seconds in which the threads of ranks are looked at: an eighth of the deadline."""
 BUDGET = 0.1
 """Seconds of CPU time that the dump of sockets may take."""
 MAX_PORTS = 64
-"""Most ports told: a rank each of the largest nodes, and some of its children."""
+"""Most ports told of a user: a rank each of the largest nodes, and some of its children."""
 _TAKE_ONE = {"-W", "-X"}
 """Options of Python's interpreter that are followed by a value."""
 MAX_NAME = 64
@@ -218,16 +222,30 @@ class JobActivity(Collector):
                     working.add(process.launch.rank)
         return [process for process in members if process.launch.rank not in working]
 
-    def _wanted(self, idle: Mapping[str, list[TrainingProcess]]) -> dict[tuple[int, int], float]:
+    def _wanted(
+        self, idle: Mapping[str, list[TrainingProcess]]
+    ) -> dict[tuple[int, int], float | None]:
         """Return for how many seconds since the sample before a thread of each rank whose main one
-        is idle ran, or waited for a CPU: the most of its threads.
+        is idle ran, or waited for a CPU: the most of its threads; None where there was no time to
+        look at them.
         """
         before, self._demands = self._demands, {}
-        for job, members in idle.items():
-            for process in members:
-                if process.key in self._ranks.threads.get(job, {}):
-                    self._demands[process.key] = demands(self.host, process.pid)
-        return {key: busiest(before.get(key, {}), now) for key, now in self._demands.items()}
+        ranks = [
+            process
+            for job, members in idle.items()
+            for process in members
+            if process.key in self._ranks.threads.get(job, {})
+        ]
+        wanted: dict[tuple[int, int], float | None] = {process.key: None for process in ranks}
+        until = self.context.monotonic() + LOOKING
+        for process in shares.share_places(
+            ranks, len(ranks), lambda one: (one.user, one.job, one.start)
+        ):
+            if self.context.monotonic() >= until:
+                break
+            now = self._demands[process.key] = demands(self.host, process.pid)
+            wanted[process.key] = busiest(before.get(process.key, {}), now)
+        return wanted
 
     def _job(
         self,
@@ -236,7 +254,7 @@ class JobActivity(Collector):
         elapsed: float | None,
         counted: dict[tuple[object, object], float],
         sockets: Mapping[object, tuple[float, bool]] | None,
-        wanted: Mapping[tuple[int, int], float],
+        wanted: Mapping[tuple[int, int], float | None],
     ) -> Iterator[Sample | Fault]:
         """Yield what the processes of one job do, and add their counters to `counted`."""
         before = self._before
@@ -275,11 +293,12 @@ class JobActivity(Collector):
         ranks = {process.key: process.launch.rank for process in members}
         took: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
         for key, both in self._ranks.threads.get(job, {}).items():
+            least = wanted.get(key, 0.0)
             for which, seconds in zip((_MAIN, _ALL), both, strict=True):
                 counted[which, key] = seconds
-                if key in ranks and (which, key) in before:
-                    least = wanted.get(key, 0.0) if which == _ALL else 0.0
-                    took[ranks[key], which].append(max(seconds - before[which, key], least))
+                if key in ranks and (which, key) in before and least is not None:
+                    ran = seconds - before[which, key]
+                    took[ranks[key], which].append(max(ran, least if which == _ALL else 0.0))
         if rises[CHILDREN]:
             rises[CHILDREN] = [max(sum(rises[CHILDREN]), *rises[_READY], 0.0)]
         if elapsed:
@@ -294,12 +313,12 @@ class JobActivity(Collector):
 
     def _outside(self, idle: Mapping[str, list[TrainingProcess]]) -> Iterator[Sample]:
         """Yield for whom outside their job ranks wait, and on which ports they serve clients."""
-        places: defaultdict[str, dict[int, TrainingProcess]] = defaultdict(dict)
+        places: defaultdict[tuple[str, int | None], dict[int, TrainingProcess]] = defaultdict(dict)
         ranks = set()
         for members in idle.values():
             children = _children(members)
             for process in members:
-                places[process.network][process.pid] = process
+                places[process.network, process.user][process.pid] = process
                 if process.pid not in children:
                     ranks.add(process.pid)
         for found in places.values():
@@ -316,7 +335,7 @@ class JobActivity(Collector):
                     yield AWAITS(1, process.job, str(process.launch.rank), str(peer))
             ports = {
                 (process.job, process.launch.rank, own): (process.user, process.job, process.start)
-                for pid, own in ports_served(self.host, found, MAX_DESCRIPTORS)
+                for pid, own in ports_served(self.host, found, MAX_DESCRIPTORS // len(places))
                 if (process := found[pid]) and str(own) not in _own_ports(process)
             }
             served = shares.share_places(sorted(ports.items()), MAX_PORTS, itemgetter(1))
@@ -333,7 +352,7 @@ class JobActivity(Collector):
                 known: script for known, script in self._scripts.items() if known in running
             }
             with contextlib.suppress(OSError):
-                line = read_bytes(self.host.proc(f"{first.pid}/cmdline"), 4096)
+                line = read_bytes(self.host.proc(f"{first.pid}/cmdline"))
                 self._scripts[key] = script(line.split(b"\0"))
         if name := self._scripts.get(key):
             user = "" if first.user is None else str(first.user)
@@ -349,7 +368,8 @@ class JobActivity(Collector):
         found: dict[str, dict[object, tuple[float, bool]]] = {job: {} for job in jobs}
         known = {job for job, members in jobs.items() if members}
         owners: dict[int, tuple[str, bool]] = {}
-        left = MAX_DESCRIPTORS
+        users = {process.user for members in jobs.values() for process in members}
+        left = dict.fromkeys(users, MAX_DESCRIPTORS // max(len(users), 1))
         for job, members in jobs.items():
             for process in members:
                 try:
@@ -360,8 +380,8 @@ class JobActivity(Collector):
                             found[job][process.network] = moved, False
                         continue
                     for link in open_files(self.host, process.pid):
-                        left -= 1
-                        if left < 0:
+                        left[process.user] -= 1
+                        if left[process.user] < 0:
                             known.discard(job)
                             break
                         if (inode := parse_inode(link)) is not None:

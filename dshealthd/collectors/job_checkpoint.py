@@ -66,6 +66,7 @@ class JobCheckpoint(Collector):
     def __init__(self, options: CollectorOptions, context: Context) -> None:
         super().__init__(options, context)
         self._watches: dict[Key, CheckpointWatch] = {}
+        self._turn = 0
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield what is known of each job's checkpoints; nothing for a job that reports none."""
@@ -74,7 +75,10 @@ class JobCheckpoint(Collector):
         first = [process for process in processes if process.launch.rank == 0]
         keys = {process.key for process in first}
         self._watches = {key: watch for key, watch in self._watches.items() if key in keys}
-        for job, members in shares.jobs_with_places(first).items():
+        jobs = list(shares.jobs_with_places(first).items())
+        # Another one first each time: its files may take all of it.
+        self._turn = (self._turn + 1) % max(len(jobs), 1)
+        for job, members in jobs[self._turn :] + jobs[: self._turn]:
             part = f"checkpoints of {job}"
             if (fault := self.context.entering(part)) is not None:
                 yield fault

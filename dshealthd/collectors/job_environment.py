@@ -276,8 +276,6 @@ class JobEnvironment(Collector):
 
         A daemon that a rank leaves behind has the same environment, but another program.
         """
-        if len(members) == 1:
-            return 1
         programs: Counter[str] = Counter()
         for process in members:
             try:

@@ -6,7 +6,7 @@ some seconds later, and receives the outcome:
 → {"case": {…}, "host": {…}, "directory": PATH, "limits": {…}, "begun": SECONDS, "node": NAME,
 "metrics": TEXT, "jobs": […], "probes": {…}, "logs": [[PATTERN, …], JOURNAL], "hanging": [UID, …]}
 ← {"bundle": NAME} → {"metrics": TEXT, "interval": SECONDS} ← {"outcome": OUTCOME, "detail": TEXT,
-"kept": [NAME, …], "user": UID, "left": [GROUP, …]}
+"user": UID, "left": [GROUP, …]}
 """
 
 from __future__ import annotations
@@ -40,12 +40,7 @@ def main(descriptor: int) -> None:
         answer = {"outcome": "refused", "detail": str(refusal)}
     except OSError as error:
         answer = {"outcome": "failed", "detail": str(error)}
-    try:
-        kept = [entry.name for entry in bundles.bundles_in(directory)]
-    except OSError as error:
-        kept = []
-        answer["detail"] += f"; {error}"
-    channel.sendall(wire.pack({**answer, "kept": kept}))
+    channel.sendall(wire.pack(answer))
 
 
 def _make(

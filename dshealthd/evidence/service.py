@@ -207,10 +207,24 @@ class Evidence:
 
         Every failure is an outcome. Cancellation kills the collecting process.
         """
+        taken = await self._collect(case)
+        await self.remember()
+        self._outcomes[taken.outcome if taken.outcome in OUTCOMES else "failed"] += 1
+        place = f": {self.directory / taken.bundle}" if taken.bundle else ""
+        log.log(
+            logging.WARNING if taken.outcome in {"complete", "partial"} else logging.ERROR,
+            "evidence %s%s%s",
+            taken.outcome,
+            place,
+            f" ({taken.detail})" if taken.detail else "",
+        )
+        return taken
+
+    async def _collect(self, case: HangCase) -> Taken:
         try:
             process, channel = await _start(self._command)
         except OSError as error:
-            return self._count(Taken("failed", f"cannot start the process: {error}", ""))
+            return Taken("failed", f"cannot start the process: {error}", "")
         bundle = ""
 
         async def collected() -> dict[str, Any]:
@@ -227,22 +241,14 @@ class Evidence:
         try:
             async with time_limit(self.options.deadline):
                 answer = await collected()
-            self._kept = bundles_among(map(str, answer["kept"]))
             if answer.get("left") and answer["user"] is not None:
                 self._left.setdefault(answer["user"], []).extend(answer["left"])
-            return self._count(Taken(str(answer["outcome"]), str(answer["detail"]), bundle))
+            return Taken(str(answer["outcome"]), str(answer["detail"]), bundle)
         except TimeoutError:
-            await self.remember()
-            return self._count(
-                Taken(
-                    "killed",
-                    f"not finished within {self.options.deadline}; partial evidence is kept",
-                    bundle,
-                )
-            )
+            detail = f"not finished within {self.options.deadline}; partial evidence is kept"
+            return Taken("killed", detail, bundle)
         except (EOFError, *documents.MISSHAPEN) as error:
-            await self.remember()
-            return self._count(Taken("failed", f"the collecting process failed: {error!r}", bundle))
+            return Taken("failed", f"the collecting process failed: {error!r}", bundle)
         finally:
             channel.close()
             # Its children end with it. A process that cannot be killed is left behind.
@@ -279,18 +285,6 @@ class Evidence:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("evidence: ended by a defect", exc_info=error)
-
-    def _count(self, taken: Taken) -> Taken:
-        self._outcomes[taken.outcome if taken.outcome in OUTCOMES else "failed"] += 1
-        place = f": {self.directory / taken.bundle}" if taken.bundle else ""
-        log.log(
-            logging.WARNING if taken.outcome in {"complete", "partial"} else logging.ERROR,
-            "evidence %s%s%s",
-            taken.outcome,
-            place,
-            f" ({taken.detail})" if taken.detail else "",
-        )
-        return taken
 
     def _hanging(self) -> list[int]:
         """Return the users for whom too many processes hang that could not be killed."""

@@ -190,7 +190,7 @@ def read(directory: str, tag: str = "", *, universal: bool = False) -> dict[str,
         "truncated": scan.truncated,
         "is_universal": scan.is_universal,
         "tag_exists": scan.exists,
-        "tags": tags[-16:],
+        "tags": tags,
     }
 
 

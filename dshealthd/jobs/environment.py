@@ -78,7 +78,7 @@ _NCCL = (
 )  # fmt: skip
 """Other settings whose values are checked."""
 MAX_NAMES = 256
-"""Most NCCL names kept of one process; NCCL reads fewer."""
+"""Most NCCL names that are looked at in one process; NCCL reads fewer."""
 NAMES_LIMIT = 1 << 18
 """Bytes of an environment that are searched for NCCL names."""
 _OTHERS = (
@@ -157,9 +157,9 @@ def nccl_variables(data: bytes) -> frozenset[str]:
     data = b"\0" + data[:NAMES_LIMIT]
     found = {name for name in _OTHERS if b"\0%s=" % name.encode() in data}
     # Matches within values are skipped.
-    for match in itertools.islice(_NAME.finditer(data), 4 * MAX_NAMES):
+    for match in itertools.islice(_NAME.finditer(data), MAX_NAMES):
         start = data.rfind(b"\0", max(0, match.start() - 7), match.start())
-        if start >= 0 and data[start : match.start()] in _BEFORE and len(found) < MAX_NAMES:
+        if start >= 0 and data[start : match.start()] in _BEFORE:
             found.add(data[start + 1 : match.end() - 1].decode())
     return frozenset(found)
 

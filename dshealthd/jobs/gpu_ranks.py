@@ -39,7 +39,7 @@ class GpuRanks:
         found: list[TrainingProcess] = []
         known: dict[tuple[int, int], TrainingProcess | None] = {}
         unknown, machine = 0, self._context.shared(ProcessTable).machine
-        for pid in sorted(set(pids)):
+        for pid in set(pids):
             try:
                 stat = read_stat(self._context.host, pid)
                 key = pid, stat.start

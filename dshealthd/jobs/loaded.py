@@ -33,7 +33,7 @@ class Libraries:
 
 def parse_maps(data: bytes) -> Libraries:
     """Return the torch and NCCL libraries in `/proc/<pid>/maps`."""
-    found = sorted(release.parse_maps(data))
+    found = release.parse_maps(data)
     torch = [one.path for one in found if _TORCH in one.path]
     nccl = sorted((not one.is_nccl, one.path) for one in found if one.may_contain_nccl)
     return Libraries(

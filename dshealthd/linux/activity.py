@@ -11,7 +11,7 @@ import enum
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from dshealthd.core.host import Host, lines_of, read, read_bytes
@@ -92,8 +92,6 @@ class Activity:
     """Time for which its training's thread was runnable without a CPU so far; None if unknown."""
     thread_seconds: float | None = None
     """CPU time of the training's thread alone; None if unknown."""
-    demands: Mapping[int, float] = field(default_factory=dict)
-    """What `demands` returns; empty where it was not looked for."""
 
     @property
     def work_seconds(self) -> float:

@@ -15,7 +15,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
 from concurrent import futures
 
@@ -35,7 +34,6 @@ KEPT = 1.0
 
 The ranks of a node call at the same time, and a flood of calls costs the agent one question.
 """
-THREADS = 4
 MAX_CALLS = 64
 """Most calls in progress or waiting; more are refused with RESOURCE_EXHAUSTED."""
 MAX_FILES = 512
@@ -53,32 +51,30 @@ class AgentGone(Exception):
 
 
 class Verdicts:
-    """Requests verdicts from the agent, for one caller at a time."""
+    """Requests verdicts from the agent, for one caller after the other."""
 
     def __init__(self, channel: socket.socket) -> None:
         """Request verdicts from the agent over a connected socket."""
         channel.settimeout(PATIENCE)
         self._channel = channel
         self._messages = wire.frames(channel)
-        self._lock = threading.Lock()
         self._last: dict[str, str] = {}
         self._until = 0.0
 
     def query(self) -> dict[str, str]:
         """Return the agent's message with a verdict at most a second old, or raise AgentGone."""
-        with self._lock:
-            if time.monotonic() >= self._until:
-                try:
-                    self._channel.sendall(QUESTION)
-                    self._last = next(self._messages)
-                except (OSError, ValueError, ArithmeticError, StopIteration) as error:
-                    with contextlib.suppress(OSError):  # it may already be closed
-                        # A late answer would be mistaken for the answer to the next question.
-                        self._channel.shutdown(socket.SHUT_RDWR)
-                    message = f"the agent does not answer: {str(error) or 'it has ended'}"
-                    raise AgentGone(message) from error
-                self._until = time.monotonic() + KEPT
-            return self._last
+        if time.monotonic() >= self._until:
+            try:
+                self._channel.sendall(QUESTION)
+                self._last = next(self._messages)
+            except (OSError, ValueError, ArithmeticError, StopIteration) as error:
+                with contextlib.suppress(OSError):  # it may already be closed
+                    # A late answer would be mistaken for the answer to the next question.
+                    self._channel.shutdown(socket.SHUT_RDWR)
+                message = f"the agent does not answer: {str(error) or 'it has ended'}"
+                raise AgentGone(message) from error
+            self._until = time.monotonic() + KEPT
+        return self._last
 
 
 def answer(verdicts: Verdicts, _request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -96,14 +92,12 @@ def serve(path: str, verdicts: Verdicts) -> grpc.Server:
     """Return a gRPC server that listens on a Unix socket open to all users. OSError if it fails."""
     clear(path, socket.SOCK_STREAM)
     server = grpc.server(
-        futures.ThreadPoolExecutor(THREADS),
+        futures.ThreadPoolExecutor(1),  # the agent is asked one question at a time
         maximum_concurrent_rpcs=MAX_CALLS,
         options=(
             ("grpc.max_receive_message_length", MAX_REQUEST),
-            ("grpc.max_metadata_size", 1 << 14),
-            ("grpc.max_concurrent_streams", 16),
+            # A launcher calls once; a connection that it keeps is one of MAX_FILES.
             ("grpc.max_connection_idle_ms", 60_000),
-            ("grpc.so_reuseport", 0),
         ),
     )
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(

@@ -19,7 +19,7 @@ from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.training.message import Message
 from tests.collectors.bench import Bench, values
 from tests.jobs.heartbeats.senders import own_pages, sending
-from tests.jobs.machines import TORCH
+from tests.jobs.machines import TORCH, Clock, training_process
 
 JOB = f"slurm-{os.getpid()}"
 """No other test's training on this machine has this name."""
@@ -83,10 +83,10 @@ def test_it_hurries_while_a_page_is_awaited(node: Node, monkeypatch: pytest.Monk
     usual, soon = 5.0, 2.0
     assert node.seconds() == usual
     with sending(RANK) as sender:
-        assert node.seconds() == soon
-        monkeypatch.setattr(heartbeat_pages, "YOUNG", 0.0)
-        assert node.seconds() == usual
-        monkeypatch.setattr(heartbeat_pages, "YOUNG", 600.0)
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        for age, seconds in ((590.0, soon), (610.0, usual), (0.0, soon)):
+            monkeypatch.setattr(time, "clock_gettime", lambda _, at=now + age: at)
+            assert node.seconds() == seconds
         sender.tell(beat(1))
         assert node.found()
         assert node.seconds() == usual
@@ -145,6 +145,39 @@ def test_a_child_that_holds_the_page_of_its_parent(node: Node, *, end: bool) -> 
             assert node.found() == []
         for child in children:
             child.kill()
+
+
+@pytest.mark.parametrize(("ranks", "loaders", "seconds", "searched"), [
+    (60, 60, 0.0, (48, 16)),
+    (10, 80, 0.0, (10, 54)),
+    (60, 60, 0.0625, (4, 0)),  # a quarter of a second
+])  # fmt: skip
+def test_so_many_are_searched_at_a_time(
+    node: Node,
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: int,
+    loaders: int,
+    seconds: float,
+    searched: tuple[int, int],
+) -> None:
+    """Sixty-four, of which sixteen may be children of ranks; each takes so many seconds."""
+    own = [
+        training_process(number, {**RANK, "RANK": str(number)}) for number in range(2, 2 + ranks)
+    ]
+    children = [
+        training_process(1000 + number, own[0].environment, parent=2) for number in range(loaders)
+    ]
+    found: list[int] = []
+
+    def find(_collector: HeartbeatPages, pid: int) -> None:
+        found.append(pid)
+        clock.now += seconds
+
+    clock = Clock()
+    node.collector.context.monotonic = clock
+    monkeypatch.setattr(HeartbeatPages, "_find", find)
+    node.collector._search({one.key: one for one in (*own, *children)}, set())
+    assert (sum(pid < 1000 for pid in found), sum(pid >= 1000 for pid in found)) == searched
 
 
 LOADERS = """

@@ -25,6 +25,7 @@ from dshealthd.collectors.job_activity import (
 )
 from dshealthd.core.collector import Reason
 from dshealthd.jobs.rank_processes import RankProcesses, RankTrouble
+from dshealthd.linux import socket_waits
 from tests.collectors.bench import Bench, Values, reasons, values
 from tests.jobs.machines import TORCH, Machine, stat_line
 
@@ -303,6 +304,16 @@ def test_what_a_rank_takes(scene: Scene) -> None:
         assert [look(20, 800, state), look(20, 800), look(20, 800)] == [[], [], [0.0, 0.0]]
 
 
+def test_threads_for_which_there_is_no_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is told of a rank whose main thread is idle: its other threads may want a CPU."""
+    for ticks in (0, 20):
+        scene.ran(10, ticks)
+        scene.collect(10.0)
+    assert len(values(scene.collect(10.0), CPU)) == 2
+    monkeypatch.setattr(job_activity, "LOOKING", 0.0)
+    assert values(scene.collect(10.0), CPU) == {}
+
+
 @pytest.mark.parametrize("busier", [10, 11])
 def test_two_processes_of_a_rank(scene: Scene, busier: int) -> None:
     """The one that takes more shows what the rank does."""
@@ -371,6 +382,36 @@ def test_ports_for_clients(tmp_path: Path) -> None:
     assert values(scene.collect(10.0), SERVES) == told | {("slurm-8", "3", "8064"): 1.0}
 
 
+@pytest.mark.parametrize(("mine", "known"), [(16_384, True), (16_385, False)])
+def test_descriptors_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mine: int, *, known: bool
+) -> None:
+    """However many one has open, half of those that are looked at are another's: that user's job
+    must not seem to move nothing, nor to serve nobody.
+    """
+    links = {10: ["/dev/null"] * 40_000, 11: [], 20: ["/dev/null"] * (mine - 1) + ["socket:[8000]"]}
+    for module in (job_activity, socket_waits):
+        monkeypatch.setattr(module, "open_files", lambda _, pid: iter(links[pid]))
+    scene = Scene(tmp_path)
+    scene.machine.process(20, {**TORCH, "SLURM_JOB_ID": "8"})
+    scene.writes(20, 1000)
+    (scene.machine.root / "sys/net/ipv4").mkdir(parents=True)
+    (scene.machine.root / "sys/net/ipv4/ip_local_port_range").write_text("32768\t60999\n")
+    (scene.machine.root / "sys/net/ipv4/ip_local_reserved_ports").write_text("\n")
+    for pid, user in ((10, 7), (11, 7), (20, 8)):
+        place = scene.machine.root / str(pid)
+        (place / "status").write_text(f"Name:\tpython\nUid:\t{user}\t{user}\t{user}\t{user}\n")
+        (place / "net").mkdir()
+        (place / "net" / "tcp").write_text(
+            "  sl  local_address\n"
+            "   0: 00000000:1F40 00000000:0000 0A 00000000:00000000 00:0 0 0 0 8000 1\n"
+        )
+    scene.collect(10.0)
+    result = scene.collect(10.0)
+    assert values(result, SOCKETS) == ({("slurm-8",): 0.0} if known else {})
+    assert values(result, SERVES) == ({("slurm-8", "3", "8000"): 1.0} if known else {})
+
+
 @pytest.mark.parametrize(("line", "name"), [
     (b"/usr/bin/python3\0-u\0/home/u/train.py\0--key\0secret\0", "train.py"),
     (b"python\0-X\0dev\0-m\0pkg.train\0--x\0", "pkg.train"),
@@ -378,6 +419,7 @@ def test_ports_for_clients(tmp_path: Path) -> None:
     (b"python3\0-u\0-c\0import secret\0", "python3"),
     (b"python3\0" + b"x" * 65 + b"\0", "x" * 64),
     (b"python3\0", "python3"),
+    (b"x" * 65 + b"\0", "x" * 64),
     (b"", ""),
 ])  # fmt: skip
 def test_what_a_process_runs(line: bytes, name: str) -> None:
@@ -390,3 +432,24 @@ def test_a_job_has_a_name_that_its_owner_knows(scene: Scene) -> None:
     (scene.machine.root / "10" / "cmdline").write_bytes(b"python\0train.py\0")
     result = scene.collect(10.0)
     assert list(values(result, PROCESS)) == [("slurm-7", "train.py", "", "10")]
+    for pid in (10, 11):
+        scene.machine.end(pid)
+    scene.collect(10.0)
+    scene.machine.process(20, {**TORCH, "SLURM_JOB_ID": "8"})
+    (scene.machine.root / "20" / "cmdline").write_bytes(b"python\0other.py\0")
+    scene.writes(20, 0)
+    for _ in range(2):
+        assert list(values(scene.collect(10.0), PROCESS)) == [("slurm-8", "other.py", "", "20")]
+    assert list(scene.collector._scripts.values()) == ["other.py"], "of those that run"
+
+
+def test_so_many_jobs_have_series(tmp_path: Path) -> None:
+    """The sixteen that others have."""
+    scene = Scene(tmp_path)
+    for pid in range(100, 134):
+        job, rank = divmod(pid, 2)
+        scene.machine.process(pid, {**TORCH, "RANK": f"{rank}", "SLURM_JOB_ID": f"{job}"})
+        scene.ran(pid, 0, state="TS"[rank])
+    for pid in (10, 11):
+        scene.machine.end(pid)
+    assert len(values(scene.collect(10.0), TROUBLE)) == 16

@@ -13,12 +13,13 @@ import pytest
 
 import dshealthd
 from dshealthd.collectors import job_checkpoint
-from dshealthd.core.collector import Reason
+from dshealthd.collectors.job_checkpoint import JobCheckpoint
+from dshealthd.core.collector import Reason, Sample
 from dshealthd.core.result import CollectionResult
 from tests.collectors.bench import Bench, named
 from tests.collectors.bench import values as values_of
 from tests.jobs.heartbeats.senders import interpreter
-from tests.jobs.machines import TORCH
+from tests.jobs.machines import TORCH, Machine, training_process
 
 USER = 4321
 SOURCE = Path(dshealthd.__file__).parent
@@ -241,6 +242,33 @@ def test_only_the_node_of_rank_0_looks(tmp_path: Path) -> None:
         rank.do(f"heartbeat.saved({str(tmp_path)!r}, deepspeed=True, optimizer_files=2)")
         result = rank.look()
         assert (values(result), problems(result)) == ({}, {})
+
+
+def test_jobs_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of the first may take all of the half second that a collection has for all."""
+    machine = Machine(tmp_path / "proc")
+    for job in (7, 8, 9):
+        machine.process(10 + job, {**TORCH, "RANK": "0", "SLURM_JOB_ID": str(job)})
+    node, looks = Bench("job_checkpoint", tmp_path), list[tuple[str, float]]()
+
+    def look(_: object, job: str, _members: object, until: float) -> Iterator[Sample]:
+        looks.append((job, until - node.collector.context.monotonic()))
+        return iter(())
+
+    monkeypatch.setattr(JobCheckpoint, "_job", look)
+    for _ in range(3):
+        node.collect(30.0)
+    jobs = ["slurm-7", "slurm-8", "slurm-9"]
+    assert looks == [(job, 0.5) for begin in (1, 2, 3) for job in jobs[begin:] + jobs[:begin]]
+
+
+def test_so_many_processes_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The four of rank 0 that started last, that one first."""
+    searched: list[int] = []
+    monkeypatch.setattr(job_checkpoint, "find_page", lambda _, pid: searched.append(pid))
+    with contextlib.closing(Bench("job_checkpoint").collector) as collector:
+        collector._reporter([training_process(pid, start=pid) for pid in range(10, 16)])
+    assert searched == [15, 14, 13, 12]
 
 
 @root_only

@@ -17,12 +17,12 @@ import pytest
 
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionResult
+from dshealthd.jobs.nccl.names import known_names, misnomer
 from tests.collectors.bench import Bench, Values, named, reasons, write
 from tests.jobs.elf import library
 from tests.jobs.machines import Machine, environ
 from tests.waiting import until
 
-MAX_PROBLEMS = 64
 MAX_NAMES = 256
 
 JOB = f"slurm-{os.getpid()}"
@@ -454,21 +454,26 @@ def test_many_processes_with_many_variables(node: Node) -> None:
     """200 ranks with 300 variables each are told in a bounded number of series, and cost a bounded
     time from the second look on.
     """
-    wrong = {f"NCCL_{'ABCDEFGHIJ'[index % 10]}{index}": "1" for index in range(MAX_NAMES)}
-    wrong |= {
-        f"{name}S": "x" for name in ("NCCL_DEBUG", "NCCL_IB_HCA", "NCCL_ALGO", "NCCL_IB_TIMEOUT")
+    wrong = {f"{name}Q": "x" for name in sorted(known_names().known)[:100]}
+    wrong |= {f"NCCL_{'ABCDEFGHIJ'[index % 10]}{index}": "1" for index in range(MAX_NAMES - 100)}
+    environment = {
+        **wrong,
+        **{f"OTHER_{index}": "x" for index in range(40)},
+        "WORLD_SIZE": "200",
     }
     for number in range(200):
-        node.rank(
-            number,
-            {**wrong, **{f"OTHER_{index}": "x" for index in range(40)}, "WORLD_SIZE": "200"},
-            pid=1000 + number,
-        )
+        node.rank(number, environment, pid=1000 + number)
+    node.rank(150, environment, pid=1200)
     result = node.collect()
     assert of_job(result, "ranks") == {(): 200}
     assert of_job(result, "lowest_rank") == {(): 0}
-    assert len(of_job(result, "processes")) == 64
-    assert 0 < len(of_job(result, "environment_problems")) <= MAX_PROBLEMS
+    # The rank that is used twice, and the first of the others.
+    twice = {(str(rank),): 1 for rank in range(63)} | {("150",): 2}
+    assert of_job(result, "processes") == twice
+    problems = sorted({misnomer(name) or ("", "") for name in wrong})
+    first = {("0", *problem): 201 for problem in problems[:64]}
+    assert len(problems) > len(first)
+    assert of_job(result, "environment_problems").keys() == first.keys()
     assert len(result.samples) < 200
     started = time.process_time()
     node.collect()

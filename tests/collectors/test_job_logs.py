@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -280,6 +280,19 @@ def test_the_time_spent_is_known_within_a_line(tmp_path: Path) -> None:
     assert looks > 10
 
 
+def test_a_look_that_comes_late(tmp_path: Path) -> None:
+    """It takes the time of two seconds, and not that of all it has missed."""
+    node = Node(tmp_path, standard_streams=True)
+    node.rank(50, 1, "/logs/a.out")
+    node.write("a.out", "")
+    node.sweep()
+    spent = steps_of_a_millisecond(node)
+    next(spent)
+    node.write("a.out", "Error: nccl CUDA error Xid timed out rank 1\n" * 1000)
+    node.sweep(60.0)
+    assert 0.8 * 0.05 * 2.0 < next(spent) < 1.2 * 0.05 * 2.0
+
+
 def test_exceptions_of_many_ranks_are_read_over_several_looks(tmp_path: Path) -> None:
     """Each is recognized only where the file ends so far, thousands of them at once."""
     node = Node(tmp_path, standard_streams=True)
@@ -395,13 +408,20 @@ def test_a_real_agent_follows_a_real_rank(tmp_path: Path) -> None:
         ]
 
 
-def test_a_rank_that_no_job_has_is_not_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("ranks", "named"), [
+    ((999_999, 1_000_000), {"999999"}),
+    (range(8), set("01234567")),
+    (range(9), {""}),
+])  # fmt: skip
+def test_ranks_that_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: Sequence[int], named: set[str]
 ) -> None:
-    """A log may hold any number: the largest plausible rank is named, the next one is not."""
-    found = SimpleNamespace(ranks=(999_999, 1_000_000), slug="cuda-oom", title="", host=None)
+    """A log may hold any number: the largest plausible rank is named, the next one is not, and of
+    more than eight none.
+    """
+    found = SimpleNamespace(ranks=ranks, slug="cuda-oom", title="", host=None)
     causes_found = [("slurm-12", found, frozenset({0}))]
     monkeypatch.setattr(watch.LogWatch, "findings", lambda _watch: iter(causes_found))
     node = Node(tmp_path, standard_streams=True)
     node.rank(50, 2, "/logs/a.out")
-    assert causes(node.sweep()) == {("slurm-12", "cuda-oom", "999999", "")}
+    assert {rank for _, _, rank, _ in causes(node.sweep())} == named

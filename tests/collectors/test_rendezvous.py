@@ -333,7 +333,9 @@ def test_ports_are_checked() -> None:
 
 
 def test_connections_are_counted_by_the_orphans_port(proc: Path) -> None:
-    """Ranks on one orphan's port are told as its own: two jobs on a node have two ports."""
+    """Ranks on one orphan's port are told as its own: two jobs on a node have two ports. Of two
+    orphans on a port the older one tells its age.
+    """
     listening = (proc / "net/tcp").read_text().splitlines(keepends=True)
     (proc / "net/tcp6").unlink()
     (line,) = (line for line in listening if " 595058 " in line)
@@ -342,12 +344,15 @@ def test_connections_are_counted_by_the_orphans_port(proc: Path) -> None:
     connected = [
         line.replace(" 0A ", " 01 ").replace("595058", str(700002 + number)) for number in range(3)
     ]
-    (proc / "net/tcp").write_text("".join((listening[0], line, second, *connected)))
-    process(proc, 4000, 1, "python3", (595058,), environ="A=1")
+    young = line.replace("595058", "700009")
+    (proc / "net/tcp").write_text("".join((listening[0], line, second, young, *connected)))
+    process(proc, 4000, 1, "python3", (595058,), started=1000_00, environ="A=1")
+    process(proc, 4002, 1, "python3", (700009,), started=86000_00, environ="A=1")
     process(proc, 4001, 1, "python3", (700001,), environ="A=1")
     one, other = str(int(port, 16)), str(0x7350)
     values = Agent(proc).until(("orphan_age_seconds", other))
     assert values["orphan_connections", one] == 3
+    assert values["orphan_age_seconds", one] > 80_000
     assert values["orphan_connections", other] == 0
     assert values["orphan_age_seconds", other] > 0
     process(proc, 4001, 4000, "python3", (700001,), environ="A=1")
@@ -360,9 +365,9 @@ def test_many_listeners(proc: Path) -> None:
     (proc / "net/tcp6").unlink()
     ports = range(29510, 29575)  # one more than are followed
     rows = [line.replace(":733C", f":{port:04X}").replace("595058", f"{port}") for port in ports]
-    (proc / "net/tcp").write_text(heading + "".join(rows))
+    (proc / "net/tcp").write_text(heading + "".join(reversed(rows)))
     process(proc, 4000, 1, "python3", tuple(ports))
     values = Agent(proc).look()
     assert (values["listeners", "true"], values["listeners", "unknown"]) == (64, 1)
     shown = [int(key[1]) for key in values if key[0] == "orphan_connections"]
-    assert shown == list(range(29510, 29526))
+    assert shown == list(range(29511, 29527))

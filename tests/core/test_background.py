@@ -181,7 +181,7 @@ async def test_senders_wait_for_threads(
     done: list[int] = []
     tasks = blocking_tasks.BlockingTasks(asyncio.get_running_loop())
     for number in range(20):
-        tasks.run(1, functools.partial(int, number), done.append)
+        tasks.run(number, 1, functools.partial(int, number), done.append)
     await asyncio.sleep(0.05)
     assert done == []
     short.undo()
@@ -197,9 +197,9 @@ async def test_senders_that_are_let_go_without_a_thread(
     monkeypatch.setattr(blocking_tasks, "RETRY", 0.01)
     done: list[str] = []
     tasks = blocking_tasks.BlockingTasks(asyncio.get_running_loop())
-    tasks.run(1, lambda: "before", done.append)
+    tasks.run(1, 1, lambda: "before", done.append)
     tasks.close()
     short.undo()
-    tasks.run(1, lambda: "after", done.append)
+    tasks.run(2, 1, lambda: "after", done.append)
     await eventually(lambda: "after" in done)
     assert done == ["after"]

@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,18 +31,24 @@ def new(tmp_path: Path, job: str = "slurm-7", now: float = NOW, **others: Any) -
 
 
 def test_a_bundle_is_named_by_time_and_job(tmp_path: Path) -> None:
-    """The name tells both again, sorts by time, and is new in each second."""
+    """The name tells both again, of the job so many characters, sorts by time, and is new in each
+    second.
+    """
     bundle = new(tmp_path)
     assert bundle.path.name == "20261121T142900Z-slurm-7"
     assert parse_name(bundle.path.name) == Kept("20261121T142900Z-slurm-7", "slurm-7", NOW)
     assert parse_name(new(tmp_path).path.name) == Kept(
         "20261121T142900Z-slurm-7-again2", "slurm-7", NOW
     )
+    new(tmp_path, "a" * 81)
+    jobs = ["a" * 80, "slurm-7", "slurm-7"]
+    assert [bundle.job for bundle in bundles_in(tmp_path / "evidence")] == jobs
 
 
 @pytest.mark.parametrize("name", [
     "lost+found",
     "20261121T142900Z-",
+    "20261121T142900Z-" + "a" * 81,
     "20269921T142900Z-a",
     "20261121T142900Z-../x",
     ".20261121T142900Z-a",
@@ -157,11 +164,18 @@ def test_bytes_of_all_are_bounded(tmp_path: Path) -> None:
     assert size(tmp_path / "evidence") == 900
 
 
-def test_a_disk_that_is_nearly_full_is_left_alone(tmp_path: Path) -> None:
+def test_a_disk_that_is_nearly_full_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No bundle is made where too little would be left, and the reason says how much there is."""
     with pytest.raises(BundleRefused, match=r"MiB are free, and \d+ MiB must be left"):
         new(tmp_path, min_free=1 << 60)
     assert bundles_in(tmp_path / "evidence") == []
+    room = SimpleNamespace(f_bavail=4000, f_frsize=1)
+    monkeypatch.setattr(os, "statvfs", lambda _: room)
+    with pytest.raises(BundleRefused):
+        new(tmp_path, min_free=3001)
+    new(tmp_path, min_free=3000)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

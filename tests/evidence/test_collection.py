@@ -548,6 +548,13 @@ def test_a_rank_that_has_ended_meanwhile_is_said_to_be_gone(node: Node) -> None:
     assert not whole
 
 
+def test_so_many_threads(tmp_path: Path) -> None:
+    """The main one, and then the first by their numbers."""
+    for thread in range(1, 201):
+        (tmp_path / "150" / "task" / str(thread)).mkdir(parents=True)
+    assert process._threads(Host(procfs=tmp_path), 150) == ["150", *map(str, range(1, 128))]
+
+
 def test_a_rank_that_ends_meanwhile_is_gone() -> None:
     """Between the two looks of a second at what it uses."""
     with subprocess.Popen(["sleep", "0.3"]) as child:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from dshealthd.core.host import Host
 from dshealthd.evidence import kernel_log
 from dshealthd.evidence.service import log_sources
 from dshealthd.linux.forked import Missing
-from dshealthd.linux.kmsg import kernel_clock
+from dshealthd.linux.kmsg import KernelLogRecord, kernel_clock
 from tests.journald import journald, reason_against
 from tests.kernel_log import KernelLog
 
@@ -36,6 +37,17 @@ def test_the_lines_of_a_quarter_of_an_hour(tmp_path: Path) -> None:
         *("Linux version 6.1.0\n", "just in\n", "(facility 3) NVRM: Xid\n", "last\n"),
     ]
     log.close()
+
+
+def test_so_many_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last two thousand."""
+    now = kernel_clock()
+    lines = [
+        KernelLogRecord(0, number, now, whole=True, message=f"{number}") for number in range(2001)
+    ]
+    reader = SimpleNamespace(read=lambda *_: lines, drained=True, close=lambda: None)
+    monkeypatch.setattr(kernel_log, "kernel_log_reader", lambda *_, **__: reader)
+    assert kept(Host()) == [f"{number}\n" for number in range(1, 2001)]
 
 
 def test_lines_are_as_old_as_the_kernel_s_clock_says(

@@ -316,6 +316,14 @@ async def test_a_disk_that_is_nearly_full_is_a_refusal(tmp_path: Path) -> None:
     assert node.values(BUNDLES)["refused",] == 1
 
 
+async def test_bundles_that_cannot_be_listed_are_unknown(tmp_path: Path) -> None:
+    """And not none, by which the next hang of a job would be its first."""
+    node = Node(tmp_path)
+    node.evidence.directory.touch()
+    assert (await node.evidence.collect(CASE)).outcome == "refused"
+    assert node.evidence.status()["bundles"] is None
+
+
 @pytest.mark.parametrize(("ended", "asks"), [(0, True), (1, False)])
 def test_the_node_of_a_rank_0_that_has_ended_queries_ras(ended: int, *, asks: bool) -> None:
     """No other node does, and its peers can tell that it is gone."""

@@ -211,8 +211,11 @@ def test_a_flood_is_cut() -> None:
     """Hundreds of ranks and reasons are bounded, and the rest is counted."""
     found = findings()
     found.ranks = []
-    found.missing = [f"thing {number}" for number in range(100)]
+    found.missing = ["long " * 100, *(f"thing {number}" for number in range(1, 100))]
+    found.rounds = [{"round": number} for number in range(61)]
     text = summary.write(found)
+    assert max(map(len, text.splitlines())) == 300
+    assert ("round 0\n" in text, "round 1\n" in text) == (False, True)
     assert "thing 59" in text
     assert "thing 60" not in text
     assert "and 40 more" in text

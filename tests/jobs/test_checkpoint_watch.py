@@ -97,3 +97,12 @@ def test_how_large_the_next_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
         disk.tag = f"step{number}"
         checked(watch, disk, float(number))
     assert watch.next_size == 300
+
+
+def test_the_next_before_the_first_is_read() -> None:
+    """No size is known then, and no room has been made."""
+    watch, disk = CheckpointWatch(), Disk(3, 0)
+    checked(watch, disk, 1000.0, has_time=False)
+    disk.tag = "next"
+    assert checked(watch, disk, 1001.0) == {"empty": 3}
+    assert watch.next_size == 0

@@ -80,7 +80,7 @@ class Rank:
                 mean_seconds=work + wait + (inputs or 0.0) if begun else None,
                 input_seconds=inputs if begun else None,
                 totals=self.totals,
-                memory=DeviceMemory(1, 2, 3 << 30),
+                memory=DeviceMemory(1, 2, (3 << 30) - self.step),  # begun anew
                 evaluation_seconds=self.evaluated or None,
             )
 
@@ -265,7 +265,7 @@ def test_step_times() -> None:
     found = quantiles(rank.goodput for rank in ranks)
     assert found == pytest.approx([2.0, 3.0, 4.0, 4.0], rel=0.03)
     assert quantiles([Goodput()]) is None
-    assert ranks[0].goodput.peak == 3 << 30
+    assert ranks[0].goodput.peak == (3 << 30) - 1
 
 
 def test_it_outlives_the_agent() -> None:

@@ -15,6 +15,7 @@ from dshealthd.jobs.installation import (
     _plausible,
     parse_assignments,
     parse_distributions,
+    site_packages,
 )
 from dshealthd.linux.process_root import Root
 from tests.jobs.elf import library
@@ -193,7 +194,20 @@ def test_any_bytes_are_a_library(
     assert not version(path)
 
 
+def test_interpreters(tmp_path: Path) -> None:
+    """The most precise name tells the version; of many, four are looked at."""
+    for name in ("usr/lib/python3/dist-packages", "usr/lib/python3.11"):
+        (tmp_path / name).mkdir(parents=True)
+    assert installed(tmp_path, "/usr") == {("python", "3.11")}
+    sites = [f"/env/lib/python3.{number}/site-packages" for number in range(5)]
+    for site in sites:
+        (tmp_path / site[1:]).mkdir(parents=True)
+    with Root.of_owner(tmp_path, "/env") as root:
+        assert site_packages(root, "/env") == sites[:0:-1]
+
+
 def test_so_many_versions() -> None:
     """Of each component the same four are told each time, whatever a directory holds."""
     found = [("torch", f"2.{number}.0") for number in range(5)]
     assert _plausible([*reversed(found), ("nccl", "2.30.7")]) == {*found[:4], ("nccl", "2.30.7")}
+    assert _plausible([("torch", "2" * 64), ("nccl", "2" * 65)]) == {("torch", "2" * 64)}

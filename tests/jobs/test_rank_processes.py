@@ -101,7 +101,11 @@ def test_a_rank_that_is_killed(ranks: list[subprocess.Popen[bytes]], *, reaped: 
         for other in (ranks[0], ranks[2]):
             other.terminate()
         scene.await_state("Z", 0, 2)
-        assert scene.look(gone=(0, 1, 2)) == ({(1, what, 20.0)} if what == "killed" else set())
+        over = what == "killed"
+        assert scene.look(gone=(0, 1, 2)) == ({(1, what, 20.0)} if over else set())
+        scene.now += KEPT - 40.0
+        assert scene.look(gone=(0, 1, 2)) == ({(1, what, KEPT - 10.0)} if over else set())
+        assert scene.look(gone=(0, 1, 2)) == set()
 
 
 @pytest.mark.parametrize("everyone", [False, True])

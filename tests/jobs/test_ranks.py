@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -86,6 +87,12 @@ def test_reused_parent() -> None:
     """A process is no child of one that was started after it."""
     (run,) = runs(rank(1, pid=100), process(200, {**BASE, "RANK": "1"}, parent=100, start=50))
     assert sorted(pids(run)[1]) == [100, 200]
+
+
+def test_parents_that_go_round() -> None:
+    """By pids that are used again, two processes may be each other's parents."""
+    one, other = rank(0, parent=101), rank(1, parent=100)
+    assert runs(replace(one, start=100), replace(other, start=100)) == []
 
 
 def test_launcher_below_a_scheduler() -> None:

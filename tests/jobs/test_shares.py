@@ -46,6 +46,16 @@ def test_jobs_of_processes() -> None:
     assert len(found) == MAX_JOBS
 
 
+def test_a_job_is_as_old_as_its_first_process() -> None:
+    """A job that starts another process keeps its place among its user's."""
+    jobs = [(f"sleep-{pid}", pid) for pid in range(2, 2 + MAX_JOBS)]
+    processes = [
+        training_process(pid, start=pid, job=job, user=1)
+        for job, pid in [("run", 90), *jobs, ("run", 1)]
+    ]
+    assert "run" in jobs_with_places(processes)
+
+
 @given(
     st.lists(
         st.builds(Entry, st.integers(0, 4), st.sampled_from(["a", "b", "c"]), st.integers(0, 1000)),

@@ -15,8 +15,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -25,6 +28,7 @@ from dshealthd.config.config import Config
 from dshealthd.core.collector import Metric
 from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
 from dshealthd.nvrx.options import NvrxOptions
+from dshealthd.nvrx.server import Verdicts, serve
 from dshealthd.nvrx.service import UP, VERDICTS, HealthCheckService, ServerError
 from tests import agents
 from tests.nvrx.client import ask, call
@@ -33,6 +37,7 @@ from tests.waiting import until
 
 FIT = Fitness((), ())
 UNFIT = Fitness((FailedCheck(FitnessCheck.GPU_LOST, "gpu 3", "GPU-abc is lost to NVML"),), ())
+REFUSED = grpc.StatusCode.RESOURCE_EXHAUSTED
 UNKNOWN = Fitness((), ("gpu: not sampled yet",))
 
 
@@ -258,6 +263,25 @@ def test_hundred_connections(node: Node) -> None:
     assert node.asked <= 1 + (time.monotonic() - started)
 
 
+def test_many_calls_at_a_time(tmp_path: Path) -> None:
+    """Sixty-four wait while the agent does not answer; more are refused."""
+    answers = threading.Event()
+
+    def query() -> dict[str, str]:
+        answers.wait(120)
+        return {"response": ""}
+
+    server = serve(str(tmp_path / "s"), cast("Verdicts", SimpleNamespace(query=query)))
+    with grpc.insecure_channel(f"unix://{tmp_path / 's'}") as channel:
+        method: Any = channel.unary_unary("/nvhcd.HealthCheckService/RunHealthCheck")
+        calls = [method.future(b"") for _ in range(70)]
+        until(lambda: sum(call.done() for call in calls) >= 6)
+        answers.set()
+        codes = Counter(call.code() for call in calls)
+    assert codes == {grpc.StatusCode.OK: 64, REFUSED: 6}
+    server.stop(None)
+
+
 def test_garbage(node: Node) -> None:
     """Bytes that are no HTTP/2, silent connections, and messages that are no request or too long
     keep nobody from being answered.
@@ -271,10 +295,9 @@ def test_garbage(node: Node) -> None:
             if number % 2:
                 connection.sendall(os.urandom(500))
         with grpc.insecure_channel(f"unix://{node.path}") as channel:
-            assert call(channel, request=b"\xff" * 1000).response.success
-            assert (
-                call(channel, request=b"a" * (1 << 20)).status is grpc.StatusCode.RESOURCE_EXHAUSTED
-            )
+            longest = b"\xff" * (1 << 16)
+            assert call(channel, request=longest).response.success
+            assert call(channel, request=longest + b"a").status is REFUSED
             unknown: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
                 "/nvhcd.HealthCheckService/Other"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from dshealthd.training import attach, step_timer, watch
 from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.message import StepStage
+from dshealthd.training.optimizer import _driven_by_engine
 from tests.training.agents_end import AgentsEnd
 from tests.training.lazy import Lazy
 
@@ -254,3 +256,15 @@ def test_losses_of_an_unchanged_program(
     assert agents_end.message().nonfinite_step == 3
     unchanged.close()
     assert torch.Tensor.backward is backward
+
+
+@pytest.mark.parametrize(("between", "found"), [(10, True), (11, False)])
+def test_how_far_an_engine_may_be(between: int, *, found: bool) -> None:
+    """DeepSpeed's step is looked for in twelve frames of the stack."""
+    scope: dict[str, Any] = {}
+    exec(compile("def step(call): return call()", "/x/deepspeed/runtime/engine.py", "exec"), scope)
+
+    def nested(more: int) -> bool:
+        return nested(more - 1) if more else _driven_by_engine()
+
+    assert scope["step"](functools.partial(nested, between - 1)) is found

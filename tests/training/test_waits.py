@@ -142,7 +142,8 @@ def test_collectives_between_two_steps(
             loss.backward()
             optimizer.step()
         assert heartbeat.measures is (share > 0)
-        for number in (1, 2):
+        for number in (1, 2, 0xFFFF, 0):  # it has sixteen bits
+            heartbeat._waits = (number - 1) & 0xFFFF
             WAYS[way]()
             kind, count = told.pop()
             assert (states.operation(kind), count) == (operation, number)
@@ -440,6 +441,15 @@ def test_evaluation_of_the_model_within(agents_end: AgentsEnd) -> None:
             assert told is None if beside else told is not None and told >= 0.1
 
 
+def test_so_many_results_of_a_forward_pass() -> None:
+    """Eight of them tell when their backward pass begins."""
+    added: list[object] = []
+    hooks: Any = SimpleNamespace(undo=lambda: None, add=added.append)
+    results = [2 * torch.ones(1, requires_grad=True) for _ in range(9)]
+    waits.follow_backward(None, results, hooks)
+    assert len(added) == 8
+
+
 def test_when_collectives_time_out(agents_end: AgentsEnd) -> None:
     """What `init_process_group` was given, or its default, is told; without a group it is
     unknown.
@@ -448,7 +458,10 @@ def test_when_collectives_time_out(agents_end: AgentsEnd) -> None:
     assert message.timeout == torch.distributed.default_pg_timeout.total_seconds()
     assert message.thread == 0  # the main one, which has another number in a container
     group = torch.distributed.GroupMember.WORLD
+    longest = SimpleNamespace(options=SimpleNamespace(_timeout=dt.timedelta.max))
     try:
+        torch.distributed.GroupMember.WORLD = SimpleNamespace(_get_backend=lambda _: longest)
+        assert waits.collective_timeout() == (1 << 32) - 1, "as its word in the page holds"
         torch.distributed.GroupMember.WORLD = None
         assert waits.collective_timeout() == 0
     finally:

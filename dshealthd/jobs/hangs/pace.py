@@ -42,7 +42,7 @@ class Pace:
         if (document := await self._file.load()) is None:
             return []
         found: SavedRanks = schema.of(SavedRanks).read(document, self._file.place)
-        return found.ranks[:MAX_SENDERS] if found.boot_id == self._boot_id else []
+        return found.ranks if found.boot_id == self._boot_id else []
 
     def keep(self, ranks: list[SavedRank], now: float, *, at_once: bool = False) -> None:
         """Save the ranks' baselines in the background, if it is time; `now` is monotonic."""

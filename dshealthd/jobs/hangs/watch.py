@@ -7,10 +7,11 @@ rank overdue. It does not depend on the system clock, which may be set.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from dshealthd.core import schema
 from dshealthd.jobs.environment import watchdog_seconds
@@ -20,8 +21,9 @@ from dshealthd.jobs.hangs.silence import FLOOR, SHOWN, SilenceBaseline
 from dshealthd.jobs.hangs.states import STOPPED, SUSPECTED, RankState, operation
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.heartbeats.reader import MAX_SENDERS
-from dshealthd.jobs.shares import share_places
+from dshealthd.jobs.shares import Claim, share_places
 from dshealthd.linux.activity import (
+    MAX_THREADS,
     Activity,
     ThreadState,
     activity,
@@ -52,7 +54,12 @@ one that has stopped to compute is soon seen to be idle.
 """
 WAITING = KEPT / 2
 """Seconds of silence from which a living rank counts as waiting for those that have ended."""
+THREADS = 8 * MAX_THREADS
+"""Threads of all ranks that are looked at in a check, in which the agent's loop waits: some 40 ms.
+The other ranks have their turn in the next checks: users take turns, then jobs.
+"""
 
+T = TypeVar("T")
 Place = tuple[str, int]
 """Job and rank."""
 
@@ -68,12 +75,20 @@ class Watched:
     """What it had done, with the watch's time, since its last heartbeat: when WINDOW began, when
     the next one did, and at the last check of its process.
     """
+    demands: tuple[tuple[Mapping[int, float], float], ...] = ()
+    """The same of what each of its threads wanted of CPUs, at its turns."""
+    threads: int = MAX_THREADS
+    """How many of them are looked at."""
+    turn: float = 0.0
+    """The watch's time at which its threads were looked at last."""
     thread: int | None = None
     """Its training's thread, once it was looked for."""
     state: ThreadState = ThreadState.UNKNOWN
     stored_at: float | None = None
     """The watch's time at which one of its threads was last seen to wait for storage in a marked
     phase."""
+    may_store: bool = False
+    """Whether one may do so now, as they had no turn."""
     stopped_at: float | None = None
     """The watch's time at which its process was first seen stopped; None while it is not."""
     phase_began: float = 0.0
@@ -93,27 +108,30 @@ class Watched:
 
     def share(self, seconds: Callable[[Activity], float | None]) -> float | None:
         """Return the share of a core's time that some count of seconds took of late."""
-        if not self.checks or self.checks[-1][1] <= self.checks[0][1]:
+        if not (passed := _passed(self.checks)):
             return None
-        (first, began), *_, (last, now) = self.checks
-        before, after = seconds(first), seconds(last)
-        return None if before is None or after is None else (after - before) / (now - began)
+        before, after = seconds(self.checks[0][0]), seconds(self.checks[-1][0])
+        return None if before is None or after is None else (after - before) / passed
 
     @property
     def cpu(self) -> float | None:
         """The share of a core's time that its threads used, or that one of them was ready to."""
         share = self.share(lambda activity: activity.work_seconds)
-        seen = [(activity.demands, at) for activity, at in self.checks if activity.demands]
-        if share is None or not seen or seen[-1][1] <= seen[0][1]:
+        if share is None or not (passed := _passed(self.demands)):
             return share
-        (first, began), *_, (last, now) = seen
-        return max(share, busiest(first, last) / (now - began))
+        return max(share, busiest(self.demands[0][0], self.demands[-1][0]) / passed)
+
+    def suspected(self, clock: float) -> bool:
+        """Return whether it is soon to be decided what its threads do."""
+        return self.baseline.silence(clock) > SUSPECTED * self.baseline.idle_bound
 
     def at(self, clock: float) -> RankState:
         """Return the rank's state at this time of the watch."""
         pid, start = self.key
         silence, bound = self.baseline.silence(clock), self.baseline.bound
         timeout = watchdog_seconds(self.who.process.environment, self.message.timeout)
+        # Another thread than the training's may wait for a CPU.
+        is_unseen = self.suspected(clock) and not _passed(self.demands)
         collective, since = operation(self.message.collective[0]), clock - self.collective_at
         if collective and self.message.phase != Phase.TRAINING:
             # However long the phase is, the watchdog ends the job once this collective times out.
@@ -131,7 +149,8 @@ class Watched:
             silence=silence,
             bound=bound,
             idle_bound=self.baseline.idle_bound,
-            stores=self.stored_at is not None and clock - self.stored_at <= WINDOW,
+            stores=self.may_store
+            or (self.stored_at is not None and clock - self.stored_at <= WINDOW),
             state=self.state,
             user=self.who.process.user,
             world_size=self.who.process.launch.world_size,
@@ -139,7 +158,7 @@ class Watched:
             ended_at=self.end.at if self.end is not None else None,
             settled=self.baseline.knows_training,
             cpu=self.cpu,
-            thread_cpu=self.share(lambda activity: activity.thread_seconds),
+            thread_cpu=None if is_unseen else self.share(lambda activity: activity.thread_seconds),
             on_gpu=self.message.memory is not None,
             timeout=timeout,
             stopped_for=0.0 if self.stopped_at is None else clock - self.stopped_at,
@@ -180,6 +199,8 @@ class RankWatch:
         self._now: float | None = None
         self._clock = 0.0
         self._count = 0
+        self._left = 0
+        """Threads that may be looked at in this check."""
         self.watched: dict[Place, Watched] = {}
         self._saved: dict[tuple[int, int], SavedRank] = {}
         """Those of an earlier agent, by pid and start."""
@@ -237,13 +258,14 @@ class RankWatch:
                     watched.phase_began = heard
                 if message.thread != watched.message.thread:
                     watched.thread = None
-                watched.message, watched.checks = message, ()
+                watched.message, watched.checks, watched.demands = message, (), ()
                 watched.collective_at = self._clock
             else:  # its page was read while it wrote, or it waits in another collective
                 if watched.message.collective != message.collective:
                     watched.collective_at = self._clock
                 watched.message = message
-        for place, watched in list(self.watched.items()):
+        self._left = THREADS
+        for place, watched in share_places(self.watched.items(), len(self.watched), self._claim):
             watched.unheard = 0 if place in present else watched.unheard + 1
             self._examine(place, watched)
         self._forget_ends()
@@ -290,19 +312,26 @@ class RankWatch:
         if self._count % SELDOM and watched.baseline.silence(self._clock) < FRESH:
             return
         if watched.thread is None:
+            if watched.message.thread and not self._has_turn(watched):
+                return
             watched.thread = thread_of(self._host, watched.key[0], watched.message.thread)
         try:
             found = activity(self._host, *watched.key, watched.thread)
         except (OSError, ValueError, ArithmeticError):
             found = None
         # A look at each thread, so only where it is soon to decide.
-        silence, usual = watched.baseline.silence(self._clock), watched.baseline.idle_bound
-        if found and silence > SUSPECTED * usual:
-            found = replace(found, demands=demands(self._host, watched.key[0]))
-        is_due = silence + WINDOW > usual
-        marked = watched.message.phase in SHOWN and self._count % SELDOM == 0
-        if is_due and marked and waits_for_storage(self._host, watched.key[0]):
-            watched.stored_at = self._clock
+        if found and watched.suspected(self._clock) and self._has_turn(watched):
+            wanted = demands(self._host, watched.key[0])
+            watched.threads = len(wanted) or MAX_THREADS
+            watched.demands = _added(watched.demands, wanted, self._clock)
+        is_due = watched.baseline.silence(self._clock) + WINDOW > watched.baseline.idle_bound
+        marked = watched.message.phase in SHOWN
+        if not (is_due and marked):
+            watched.may_store = False
+        elif self._count % SELDOM == 0 or watched.may_store:
+            watched.may_store = not self._has_turn(watched)
+            if not watched.may_store and waits_for_storage(self._host, watched.key[0]):
+                watched.stored_at = self._clock
         before, watched.state = watched.state, found.state if found else ThreadState.UNKNOWN
         if watched.state not in STOPPED:
             if found and watched.stopped_at is not None:
@@ -318,11 +347,20 @@ class RankWatch:
         if found is None:
             watched.checks = ()
             return
-        now = found, self._clock
-        first, middle, *_ = watched.checks or (now, now)
-        if now[1] - middle[1] > WINDOW or (found.demands and not middle[0].demands):
-            first, middle = middle, now
-        watched.checks = first, middle, now
+        watched.checks = _added(watched.checks, found, self._clock)
+
+    def _claim(self, entry: tuple[Place, Watched]) -> Claim:
+        (job, _), watched = entry
+        waits = watched.suspected(self._clock)
+        return watched.who.process.user, job, watched.turn if waits else math.inf
+
+    def _has_turn(self, watched: Watched) -> bool:
+        """Return whether the threads of a rank may be looked at in this check, and count them."""
+        if self._left <= 0:
+            return False
+        self._left -= watched.threads
+        watched.turn = self._clock
+        return True
 
     def _forget_ends(self) -> None:
         """Forget the ends of each job that are too old, and those beyond `MAX_SENDERS`.
@@ -352,3 +390,17 @@ class RankWatch:
 
     def _forget(self, place: Place) -> None:
         self._exit_watcher.forget(*self.watched.pop(place).key)
+
+
+def _added(before: tuple[tuple[T, float], ...], found: T, at: float) -> tuple[tuple[T, float], ...]:
+    """Return what `Watched.checks` has after one more look."""
+    now = found, at
+    first, middle, *_ = before or (now, now)
+    if at - middle[1] > WINDOW:
+        first, middle = middle, now
+    return first, middle, now
+
+
+def _passed(looks: tuple[tuple[object, float], ...]) -> float:
+    """Return the seconds from the first look to the last."""
+    return looks[-1][1] - looks[0][1] if looks else 0.0

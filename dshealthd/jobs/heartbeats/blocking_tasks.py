@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import background
@@ -30,18 +30,28 @@ class BlockingTasks:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Prepare; answers are delivered in `loop`."""
         self._loop = loop
-        self._waiting: deque[tuple[int, Callable[[], Any], Callable[[Any], object]]] = deque()
+        self._waiting: dict[Hashable, tuple[int, Callable[[], Any], Callable[[Any], object]]] = {}
         self._running: Counter[int] = Counter()
         self._retry: asyncio.TimerHandle | None = None
 
-    def run(self, user: int, errand: Callable[[], Any], answer: Callable[[Any], object]) -> None:
-        """Queue a blocking task for a user, and call `answer` with its result.
+    def run(
+        self,
+        sender: Hashable,
+        user: int,
+        errand: Callable[[], Any],
+        answer: Callable[[Any], object],
+    ) -> None:
+        """Queue a blocking task for a user's sender, and call `answer` with its result.
 
         The task must not raise.
         """
-        self._waiting.append((user, errand, answer))
+        self._waiting[sender] = user, errand, answer
         if self._retry is None:
             self._start()
+
+    def drop(self, sender: Hashable) -> None:
+        """Drop the task of a sender, if it has not begun."""
+        self._waiting.pop(sender, None)
 
     def close(self) -> None:
         """Drop the tasks that have not begun."""
@@ -52,21 +62,19 @@ class BlockingTasks:
 
     def _start(self) -> None:
         self._retry = None
-        for _ in range(len(self._waiting)):
+        for sender, waiting in list(self._waiting.items()):
             if self._running.total() >= THREADS:
                 return
-            waiting = self._waiting.popleft()
-            # To the end of the queue: a user whose processes all hang must not block it.
+            # The next one: a user whose processes all hang must not block the queue.
             if self._running[waiting[0]] >= THREADS_PER_USER:
-                self._waiting.append(waiting)
                 continue
             try:
                 background.start(functools.partial(self._run, *waiting), "a heartbeat sender")
             except StartError as error:
-                self._waiting.appendleft(waiting)
                 self._retry = self._loop.call_later(RETRY, self._start)
                 log.warning("%s", error)
                 return
+            del self._waiting[sender]
             self._running[waiting[0]] += 1
 
     def _run(self, user: int, errand: Callable[[], Any], answer: Callable[[Any], object]) -> None:

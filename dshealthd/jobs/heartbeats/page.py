@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import functools
 import os
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _LINK = "/memfd:dshealthd-heartbeat (deleted)"
+MAX_PAGES = 256
+"""Most pages that the agent reads."""
 MAX_DESCRIPTORS = 65_536
 """Most descriptors of a process that are checked."""
 
@@ -47,18 +50,23 @@ def find_page(host: Host, pid: int) -> tuple[int, int] | None:
     directory = host.proc(f"{pid}/fd")
     found: tuple[int, int] | None = None
     latest = -1.0
-    for name in os.listdir(directory)[:MAX_DESCRIPTORS]:
-        number = int(name)
-        page = open_page(host, pid, number)
-        if page is None:
-            continue
-        sent = _sent(page)
-        if found is None or sent >= latest:
-            if found is not None:
-                os.close(found[0])
-            found, latest = (page, number), sent
-        else:
-            os.close(page)
+    try:
+        for name in os.listdir(directory)[:MAX_DESCRIPTORS]:
+            number = int(name)
+            page = open_page(host, pid, number)
+            if page is None:
+                continue
+            sent = _sent(page)
+            if found is None or sent >= latest:
+                if found is not None:
+                    os.close(found[0])
+                found, latest = (page, number), sent
+            else:
+                os.close(page)
+    except OSError:
+        if found is not None:
+            os.close(found[0])
+        raise
     return found
 
 
@@ -99,6 +107,10 @@ def has_page(host: Host, pid: int, number: int) -> bool:
         return os.readlink(host.proc(f"{pid}/fd/{number}")) == _LINK
     except FileNotFoundError:
         return False
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # a path of more than 4 KiB
+            return False
+        raise
 
 
 def is_page(file: int) -> bool:

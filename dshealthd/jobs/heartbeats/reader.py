@@ -26,7 +26,13 @@ from dshealthd.core.timing import Periodic
 from dshealthd.jobs import ownership
 from dshealthd.jobs.heartbeats.blocking_tasks import BlockingTasks
 from dshealthd.jobs.heartbeats.identity import Answer, Identity, UnidentifiedSender, identify, same
-from dshealthd.jobs.heartbeats.page import PageHolder, find_page, has_page, open_page
+from dshealthd.jobs.heartbeats.page import (
+    MAX_PAGES,
+    PageHolder,
+    find_page,
+    has_page,
+    open_page,
+)
 from dshealthd.jobs.heartbeats.sender import Sender, by_rank
 from dshealthd.training.message import PAGE, OlderLayout, newest_message
 
@@ -35,7 +41,7 @@ if TYPE_CHECKING:
 
     from dshealthd.core.host import Host
 
-MAX_SENDERS = 256
+MAX_SENDERS = MAX_PAGES
 """Most senders; a quarter of the limit on open files, if that is less.
 
 A sender takes two descriptors, its process and its page: half of them stay for the rest.
@@ -183,6 +189,7 @@ class HeartbeatReader:
         if process >= 0:
             self._poll.register(process, select.POLLIN)
         self._blocking_tasks.run(
+            sender,
             holder.user,
             functools.partial(_open, self._host, holder),
             functools.partial(self._begin, sender),
@@ -289,6 +296,8 @@ class HeartbeatReader:
     def _drop(self, sender: Sender) -> None:
         """Drop a sender; if it is still alive, it may be followed again."""
         del self._senders[sender.holder.pid, sender.holder.start]
+        if self._blocking_tasks is not None:
+            self._blocking_tasks.drop(sender)
         if sender.process >= 0:
             self._poll.unregister(sender.process)
             os.close(sender.process)

@@ -13,7 +13,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from dshealthd.core import documents
@@ -138,7 +137,7 @@ class LogWatch:
             job.since = boot + min(p.started for p in members) - EARLIER
             # While it has no ranks, its launcher is taken for one, which is older.
             starts = [p.start for p in own[name]]
-            if 0 < job.newest < min(starts, default=0):
+            if job.newest < min(starts, default=0):
                 self._begin_anew(job, now)
             if job.newest <= max(starts, default=-1):
                 job.newest = max(starts)
@@ -154,7 +153,7 @@ class LogWatch:
             MAX_JOBS,
             lambda entry: (entry[1].user, entry[1].name, entry[0]),
         )
-        self._jobs = {job.name: job for _, job in sorted(placed, key=itemgetter(0))}
+        self._jobs = {job.name: job for _, job in placed}
 
     def read_new(self) -> Iterator[Fault]:
         """Read what was appended to logs since the last look; yield a fault for unreadable logs."""
@@ -220,10 +219,9 @@ class LogWatch:
                 job.find_at = self._monotonic() + FIND_EVERY
                 self._find(job, root, max(1, MAX_FILES // jobs))
             worked = False
-            order = sorted(job.paths, key=lambda path: path in job.tails)
-            for number, path in enumerate(order):
+            for number, path in enumerate(job.paths):
                 now = self._spent()
-                end = now + (until - now) / (len(order) - number)
+                end = now + (until - now) / (len(job.paths) - number)
                 worked |= self._examine(job, root, path, end)
         if worked:
             year = datetime.fromtimestamp(self._wall(), UTC).year

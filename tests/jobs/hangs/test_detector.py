@@ -12,7 +12,7 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.jobs.hangs.classes import HangClass
-from dshealthd.jobs.hangs.detector import HangDetector, Suspicions, suspicious
+from dshealthd.jobs.hangs.detector import HangDetector, Suspicions, _is_quiet, suspicious
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.states import RankState, Work
 from dshealthd.jobs.heartbeats.identity import Identity
@@ -107,6 +107,9 @@ async def test_a_job_whose_children_computed(tmp_path: Path) -> None:
         watched.still(20.0, CHILDREN)
         assert watched.still(28.0) is HangClass.WORKING
         assert watched.still(4.0) is HangClass.WAITING
+        for _ in range(5):
+            watched.detector.check({})
+        assert not watched.detector._worked, "it has closed its heartbeat"
 
 
 def test_what_is_reported() -> None:
@@ -141,6 +144,17 @@ SILENT = replace(HEARD, silence=15.1)
 def test_suspicious(ranks: list[RankState], expected: object) -> None:
     """All who live are silent for longer than is usual, or one is stopped or has failed."""
     assert suspicious(ranks) is expected
+
+
+@pytest.mark.parametrize(("ranks", "quiet"), [
+    ([replace(SILENT, bound=10.0)], True),
+    ([replace(SILENT, bound=10.0, silence=14.9)], False),
+    ([replace(SILENT, bound=40.0)], False),
+    ([replace(SILENT, ended=ExitKind.ENDED)], False),
+])  # fmt: skip
+def test_quiet(ranks: list[RankState], *, quiet: bool) -> None:
+    """For half of what is usual, and of half a minute at least."""
+    assert _is_quiet(ranks) is quiet
 
 
 def test_each_suspicion_is_told_twice() -> None:

@@ -38,12 +38,14 @@ def test_writes(
 
 
 async def test_what_is_read(tmp_path: Path) -> None:
-    """An agent knows the ranks of this boot that the one before it has written, if any."""
+    """An agent knows the ranks of this boot that the one before it has written, if any: as many as
+    are watched at a time.
+    """
     pace = Pace(tmp_path, Host())
     assert await pace.load() == []
-    pace.keep(RANKS, 100.0)
+    pace.keep(257 * RANKS, 100.0)
     assert await wait_until_written(60) == []
-    assert await pace.load() == RANKS
+    assert await pace.load() == 256 * RANKS
     place = tmp_path / "job_hang.json"
     place.write_text(place.read_text().replace(pace._boot_id, "another"))
     assert await pace.load() == []

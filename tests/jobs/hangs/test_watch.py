@@ -5,12 +5,14 @@ end is told.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from dshealthd.core.host import Host
+from dshealthd.jobs.hangs import watch as watch_module
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
 from dshealthd.jobs.hangs.judge import judge
 from dshealthd.jobs.hangs.states import NO_WORK, RankState
@@ -220,6 +222,67 @@ def test_threads_that_get_no_cpu(
     assert scene.rank(0).computes(NO_WORK) is works
 
 
+@pytest.mark.parametrize("readable", [256, 0])
+def test_threads_are_looked_at_in_turns(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, readable: int
+) -> None:
+    """Those of eight processes at a time, each of which has as many as are read: the loop waits
+    meanwhile. Neither another user's many ranks keep a silent one waiting, nor those of its own job
+    that make steps.
+    """
+    looks: Counter[int] = Counter()
+
+    def demands(_host: Host, pid: int) -> dict[int, float]:
+        looks[pid] += 1
+        return dict.fromkeys(range(readable), 0.0)
+
+    def look() -> None:
+        for rank in range(40, 50):
+            scene.step(rank)
+        scene.look()
+
+    monkeypatch.setattr(watch_module, "demands", demands)
+    for rank in range(2, 32):
+        process = training_process(100 + rank, {**TORCH, "RANK": str(rank)}, job="run-2", user=7)
+        begun = Message(step=0, sent=scene.now)
+        scene.present["run-2", rank] = Identity(process, (1, 7)), begun
+        scene.process(rank)
+    for rank in range(40, 50):
+        scene.present[JOB, rank] = who(rank), begun
+        scene.process(rank)
+    for _ in range(50):  # half of what is usual in the first steps
+        look()
+    looks.clear()
+    for check in range(1, 11):
+        look()
+        assert (looks.total(), looks[100], looks[101]) == (8 * check, check, check)
+        idle = {rank.thread_cpu for rank in scene.watch.jobs()["run-2"]}
+        assert (idle == {0.0}) is (check == 10), "all were looked at twice"
+
+
+def test_threads_that_had_no_turn(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may write, or wait for a CPU: their rank is not known to be idle. Nor is anything known
+    of the one that trains, until it was looked for.
+    """
+    scene.step(0, thread=12)
+    scene.step(1, phase=Phase.CHECKPOINT)
+    scene.process(0, "T")
+    monkeypatch.setattr(watch_module, "THREADS", 0)
+    scene.wait(80)
+    assert scene.rank(0).state is not ThreadState.STOPPED
+    assert (scene.rank(1).stores, scene.rank(1).thread_cpu) == (True, None)
+    monkeypatch.setattr(watch_module, "THREADS", 2048)
+    scene.look()
+    assert scene.rank(0).state is ThreadState.STOPPED
+    assert (scene.rank(1).stores, scene.rank(1).thread_cpu) == (False, None)
+    scene.look()
+    assert (scene.rank(1).stores, scene.rank(1).thread_cpu) == (False, 0.0)
+    monkeypatch.setattr(watch_module, "THREADS", 0)
+    scene.step(1, phase=Phase.TRAINING)
+    scene.wait(20)
+    assert scene.rank(1).thread_cpu is None, "what was seen before its step says nothing"
+
+
 def test_the_thread_that_trains(scene: Scene) -> None:
     """It may be another than the main one, and has another number outside its container."""
     task = scene.proc / "100" / "task"
@@ -276,6 +339,11 @@ def test_for_how_long_a_process_is_stopped(scene: Scene) -> None:
     assert (scene.rank(0).stopped_for, scene.rank(1).stopped_for) == (0.0, 0.0)
     assert scene.rank(0).silence == 0.0
     assert scene.rank(1).silence >= 10.0
+    scene.process(1, "t")
+    scene.wait(round(FLOOR) + 2)
+    scene.process(1, "S")
+    scene.look()
+    assert scene.rank(1).silence == 0.0, "a debugger, and no tool that read its stack"
 
 
 @pytest.mark.parametrize(("silent", "at_least"), [(0, 12.0), (4, 11.0)])
@@ -289,6 +357,18 @@ def test_a_stop_is_as_old_as_the_last_sign_that_it_was_none(
     stopped_for = scene.rank(0).stopped_for
     assert at_least <= stopped_for <= at_least + 1.0
     assert stopped_for <= scene.rank(0).silence
+
+
+@pytest.mark.parametrize(("silent", "stopped_for"), [(0.5, 0.5), (3.0, 2.0)])
+def test_a_stop_that_is_seen_at_the_first_check(
+    scene: Scene, silent: float, stopped_for: float
+) -> None:
+    """It is not longer than the rank is silent, nor than a healthy one is."""
+    scene.process(0, "T")
+    while scene.rank(0).state is not ThreadState.STOPPED:
+        scene.step(0)
+        scene.look(silent)
+    assert scene.rank(0).stopped_for == stopped_for
 
 
 def test_for_how_long_a_phase_lasts(scene: Scene) -> None:

@@ -43,8 +43,9 @@ async def test_errands_that_hang() -> None:
     blocking_tasks = BlockingTasks(asyncio.get_running_loop())
     watch = Stopwatch(os.getpid())
     for user in (1, 2):
-        for _ in range(20):
+        for sender in range(20):
             blocking_tasks.run(
+                (user, sender),
                 user,
                 functools.partial(kernel.look, user),
                 lambda found: answers.append((found, watch.seconds())),
@@ -64,7 +65,7 @@ async def test_errands_of_many_users() -> None:
     kernel, answers = Kernel(frozenset(range(10))), list[int]()
     blocking_tasks = BlockingTasks(asyncio.get_running_loop())
     for user in range(10):
-        blocking_tasks.run(user, functools.partial(kernel.look, user), answers.append)
+        blocking_tasks.run(user, user, functools.partial(kernel.look, user), answers.append)
     assert blocking_tasks._running.total() == THREADS
     kernel.release.set()
     while len(answers) < 10:

@@ -12,7 +12,9 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.jobs.environment import job_name
+from dshealthd.jobs.heartbeats import identity
 from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender, identify, same
+from dshealthd.jobs.processes import TrainingProcess
 from tests.jobs.heartbeats.senders import STRANGER, interpreter
 from tests.jobs.machines import TORCH, Machine
 
@@ -55,12 +57,24 @@ def test_pid_of_another_user_by_now(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(("start", "image"), [(101, 7), (100, 8)])
-def test_pid_that_is_reused(machine: Machine, start: int, image: int) -> None:
-    """A process that started later, or runs another program, is not the one that was identified."""
+def test_pid_that_is_reused(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, start: int, image: int
+) -> None:
+    """A process that started later, or runs another program, is not the one that was identified,
+    nor the one that was just being read.
+    """
     found = identify(host(machine), 50, 1000)
     assert isinstance(found, Identity)
     rank(machine, start=start, image=image)
     assert not same(host(machine), found)
+    rank(machine)
+
+    def read(*_: object) -> TrainingProcess:
+        rank(machine, start=start, image=image)
+        return found.process
+
+    monkeypatch.setattr(identity, "read_process", read)
+    assert identify(host(machine), 50, 1000) is UnidentifiedSender.GONE
 
 
 def test_process_that_is_gone(machine: Machine) -> None:

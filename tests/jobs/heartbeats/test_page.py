@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,41 @@ def test_the_latest_of_two_pages(page: Page) -> None:
     page.write(encode(Message(8, 3.0)))
     assert step() == 8
     other.close()
+
+
+def test_a_descriptor_that_cannot_be_read(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file whose path is too long for the kernel to tell hides no page; and whatever fails, no
+    descriptor of a page is left open, of which a user could use up all.
+    """
+    page.write(encode(Message(7, 1.0)))
+    with monkeypatch.context() as patched, contextlib.ExitStack() as held:
+        patched.chdir(tmp_path)
+        for _ in range(20):
+            os.mkdir("d" * 255)
+            os.chdir("d" * 255)
+        held.callback(os.close, os.open("file", os.O_CREAT))
+        assert step() == 7
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(page_module, "has_page", refuse_after(page_module.has_page))
+    with pytest.raises(PermissionError):
+        find_page(Host(), os.getpid())
+    assert os.listdir("/proc/self/fd") == before
+
+
+def refuse_after(has_page: Callable[..., bool]) -> Callable[..., bool]:
+    """Return the function, but for the descriptors after a page: they cannot be read."""
+    found = False
+
+    def refusing(*of: Any) -> bool:
+        nonlocal found
+        if found:
+            raise PermissionError
+        found = has_page(*of)
+        return found
+
+    return refusing
 
 
 def test_what_only_looks_like_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import os
 import resource
 import statistics
 import struct
+import threading
 import time
 from binascii import crc32
 from collections.abc import Callable, Iterator
@@ -209,8 +210,11 @@ async def test_page_whose_descriptor_is_not_known() -> None:
         (holder,) = own_pages()
         reader.follow([PageHolder(*holder[:3])])
         await eventually(lambda: list(shown(reader).values()) == [7])
+        reader.follow([holder])
+        await eventually(lambda: list(shown(reader).values()) == [7])
+        before = [*reader._senders.values()]
         reader.follow([PageHolder(*holder[:3])])
-        assert list(shown(reader).values()) == [7]
+        assert [*reader._senders.values()] == before
 
 
 AGAIN = """
@@ -258,11 +262,43 @@ async def test_process_that_ends() -> None:
         assert found.message.step == 8
 
 
+async def test_processes_that_end_before_it_is_known_whose_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While two of a user's hang, the others wait. Of those that end meanwhile nothing is kept, as
+    often as that user starts new ones.
+    """
+    answer = threading.Event()
+
+    def hang(*_: object) -> tuple[None, UnidentifiedSender]:
+        answer.wait(100)
+        return None, UnidentifiedSender.NO_LAUNCHER
+
+    monkeypatch.setattr(reader_module, "_open", hang)
+    with reading() as reader:
+        try:
+            with contextlib.ExitStack() as stack:
+                for _ in range(3):
+                    stack.enter_context(sending(TORCH)).tell(beat(1))
+                reader.follow(own_pages())
+                assert reader._blocking_tasks is not None
+                assert len(reader._blocking_tasks._waiting) == 1
+            await eventually(lambda: len(reader) == 0)
+            assert not reader._blocking_tasks._waiting
+        finally:
+            answer.set()
+
+
 async def test_before_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the kernel has none, the end of a process is seen when the senders are checked."""
+    """Where the kernel has none, the end of a process is seen when the senders are checked, and not
+    before it is known whose it is.
+    """
     monkeypatch.setattr(os, "pidfd_open", refuse)
     with reading() as reader, sending(TORCH) as sender:
         sender.tell(beat(7))
+        reader.follow(own_pages())
+        reader.refresh()
+        assert len(reader) == 1
         await until(reader, lambda: shown(reader))
         sender.end()
         assert len(reader) == 1
@@ -315,7 +351,9 @@ async def test_garbage_in_a_page() -> None:
         for data in garbage:
             stack.enter_context(sending(TORCH)).tell(data)
         reader.follow(own_pages())
+        senders = [*reader._senders.values()]
         await eventually(lambda: reader.rejected == len(garbage))
+        assert {sender.torn for sender in senders} == {8}
         assert len(reader) == 0
 
 
@@ -351,8 +389,11 @@ async def test_without_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first processes are read, and stay, when there are too many; a place of one that is not
     among them any more is given away only when it is needed.
     """
-    monkeypatch.setattr(reader_module, "MAX_SENDERS", 2)
-    with reading() as reader, contextlib.ExitStack() as stack:
+    limit = 11  # of open files, of which a quarter is its senders'
+    with contextlib.ExitStack() as stack:
+        with monkeypatch.context() as patched:
+            patched.setattr(resource, "getrlimit", lambda _: (limit, limit))
+            reader = stack.enter_context(reading())
         for rank in range(3):
             sender = stack.enter_context(sending({**TORCH, "RANK": str(rank)}))
             sender.tell(beat(1))

@@ -4,11 +4,13 @@ harm.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from types import SimpleNamespace
 
 import pytest
 
-from dshealthd.jobs.nccl.inspector import MeasuredOperation, message_class, parse
+from dshealthd.jobs.nccl.inspector import MeasuredOperation, file_names, message_class, parse
 from tests.jobs.nccl.inspector_plugin import line, line_229
 
 MAX_LINE = 2048
@@ -150,3 +152,12 @@ def test_figures_that_no_nccl_measures(metric: str, value: float, *, taken: bool
     (written,) = (text for text in line(1, 1).splitlines() if f"nccl_{metric}{{" in text)
     content = parse(f"{written.rpartition(' ')[0]} {value:g}\n")
     assert (len(content.operations), content.malformed) == ((1, 0) if taken else (0, 1))
+
+
+def test_so_many_entries_of_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty thousand are looked at."""
+    uuids = [f"{number}" * 8 + "-0000-0000-0000-000000000000" for number in (1, 2)]
+    names = [f"nccl_inspector_metrics_{uuid}.prom" for uuid in uuids]
+    entries = [SimpleNamespace(name=name) for name in (*["other"] * 19_999, *names)]
+    monkeypatch.setattr(os, "scandir", lambda _: contextlib.nullcontext(iter(entries)))
+    assert file_names(0) == {names[0]: f"GPU-{uuids[0]}"}

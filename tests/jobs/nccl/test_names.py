@@ -89,6 +89,8 @@ def test_names_of_a_hostile_environment() -> None:
     assert nccl_variables(
         b"X=" + b"NCCL_A=" * 100 + b"\0NCCL_B=1\0TORCH_TORCH_NCCL_C=1\0XTORCH_NCCL_D=1\0"
     ) == {"NCCL_B"}
+    for size, found in (((1 << 18) - 14, {"NCCL_DEBUG"}), ((1 << 18) - 13, set())):
+        assert nccl_variables(b"X=" + b"x" * size + b"\0NCCL_DEBUG=") == found
 
 
 @pytest.mark.parametrize("data", [

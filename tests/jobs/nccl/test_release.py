@@ -19,6 +19,7 @@ from dshealthd.jobs.nccl.release import (
     UnknownRelease,
     parse_maps,
     read_library,
+    release,
 )
 from tests.jobs.elf import library
 
@@ -51,6 +52,13 @@ def start() -> Iterator[Callable[..., int]]:
     yield begin
     for process in started:
         process.communicate()
+
+
+@pytest.mark.parametrize(("length", "is_one"), [(32, True), (33, False)])
+def test_how_long_a_release_is(length: int, *, is_one: bool) -> None:
+    """A longer text is none."""
+    text = "2.30" + "a" * length
+    assert release(text) == (text if is_one else "")
 
 
 def mapped(pid: int, procfs: Path = Path("/proc")) -> frozenset[str]:
