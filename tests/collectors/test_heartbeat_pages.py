@@ -6,7 +6,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 import psutil
 import pytest
@@ -188,28 +187,6 @@ if str(number) == os.environ["WRITES"]:
 time.sleep(600)
 """
 """Has three children; one of all four has a page."""
-
-
-def test_a_rank_is_searched_before_its_data_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where not all can be searched at a time, what a launcher has started comes first, but for a
-    quarter of the places; and where that takes a quarter of a second, the rest has to wait.
-    """
-    place, searched, node = launch(TORCH), list[int](), Bench("heartbeat_pages")
-    assert place is not None
-    processes = [TrainingProcess(pid, 7, 0, JOB, place, {}, user=1) for pid in range(1, 66)]
-    processes += [replace(process, pid=1000 + process.pid, parent=1) for process in processes]
-    monkeypatch.setattr(HeartbeatPages, "_table", lambda _: processes)
-    monkeypatch.setattr(HeartbeatPages, "_find", lambda _, pid: searched.append(pid))
-    node.collect()
-    assert [pid > 1000 for pid in searched] == [False] * 48 + [True] * 16
-
-    def find(_: object, pid: int) -> heartbeat_pages._Page:
-        node.now += 1 / 64
-        return heartbeat_pages._Page(3, pid, b"")
-
-    monkeypatch.setattr(HeartbeatPages, "_find", find)
-    monkeypatch.setattr(HeartbeatPages, "_read", find)
-    assert len(values(node.collect(), INFO)) == 16
 
 
 def test_no_user_takes_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
