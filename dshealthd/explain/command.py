@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import NoReturn
 
 from dshealthd import symptoms
@@ -111,4 +111,4 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer,
 
 def conclude(recognizer: Recognizer) -> Finding:
     """Return the answer for everything recognized so far."""
-    return decide(recognizer.found, year=datetime.now(UTC).year)
+    return decide(recognizer.found, now=time.time())

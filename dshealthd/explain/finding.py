@@ -111,9 +111,9 @@ class Finding:
         return self.root is None or self.root.pattern != STATED
 
 
-def decide(found: Recognized, *, year: int) -> Finding:
+def decide(found: Recognized, *, now: float) -> Finding:
     """Return the cause of the failure that all logs together show."""
-    case = prepare(found, year=year)
+    case = prepare(found, now=now)
     ordered = candidates(case)
     if not ordered:
         return _without_cause(case)

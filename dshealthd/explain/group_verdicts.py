@@ -63,7 +63,7 @@ def judge_dumps(digests: Mapping[int, Mapping[str, Any]]) -> list[GroupVerdict]:
     found = Recognized()
     for rank, digest in digests.items():
         found.ledger.add_dump(rank, digest, Place(f"rank {rank}", 0, "flight recorder"))
-    return judge_groups(found.ledger, None, digests, Coverage(found, year=0))
+    return judge_groups(found.ledger, None, digests, Coverage(found, near=0.0))
 
 
 def judge_groups(
