@@ -183,10 +183,10 @@ def _blocked_alone(events: Sequence[Event], case: Case) -> int | None:
     blocked = {event.rank for event in events if event.pattern == "nccl-timeout/heartbeat"}
     reported = {event.rank for event in events if event.pattern == "nccl-timeout/watchdog"}
     alone = len(blocked) == 1 and not blocked & reported and len(case.seen) > 1
-    if not alone or (rank := next(iter(blocked))) is None:
+    size = case.world or max(case.seen, default=0) + 1
+    if not alone or (rank := next(iter(blocked))) is None or size > MAX_SIZE:
         return None
-    others = sorted(set(range(case.world or max(case.seen) + 1)) - blocked)
-    gaps = case.coverage.gaps(others) if case.world is None or case.world <= MAX_SIZE else ["?"]
+    gaps = case.coverage.gaps(sorted(set(range(size)) - blocked))
     return rank if case.coverage.begins_before(rank) and not gaps else None
 
 
