@@ -92,10 +92,9 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer,
         try:
             if dumps.is_dump(name):
                 rank = dumps.rank_of(name)
-                if rank is not None:
-                    place = Place(name, 0, "flight recorder")
-                    recognizer.found.ranks_seen.add(rank)
-                    recognizer.found.ledger.add_dump(rank, dumps.read(name), place)
+                place = Place(name, 0, "flight recorder")
+                recognizer.found.ranks_seen.add(rank)
+                recognizer.found.ledger.add_dump(rank, dumps.read(name), place)
             else:
                 recognizer.add(name)
         except (logs.InputError, dumps.UnreadableDump, OSError) as error:

@@ -12,6 +12,7 @@ import pytest
 from dshealthd.explain import command
 from dshealthd.explain.flight_recorder import digest
 from dshealthd.explain.group_verdicts import is_part_of_job, judge_dumps
+from dshealthd.explain.input import InputError
 from tests.evidence.test_dump import dump, entry
 from tests.explain.explaining import explained, explained_paths, explained_text
 from tests.explain.watchdogs import Group, Rank, printed
@@ -82,6 +83,15 @@ def test_flight_recorders_alone_are_answered_too(tmp_path: Path) -> None:
     finding = explained_paths(tmp_path)
     assert (finding.slug, finding.ranks) == ("nccl-timeout", (1,))
     assert "logs of the ranks" in finding.missing[0]
+
+
+def test_a_dump_without_a_rank_is_said_to_be_unread(tmp_path: Path) -> None:
+    """A log beside it still has an answer; alone, it is no run that went well."""
+    (tmp_path / "trace.pickle").write_bytes(dump_of(4, number=42, behind=False))
+    with pytest.raises(InputError, match="must end with its rank"):
+        command.read([str(tmp_path)])
+    (tmp_path / "job.out").write_text("step 1\n")
+    assert "must end with its rank" in command.read([str(tmp_path)])[1][0]
 
 
 def test_a_dump_that_names_a_class_is_not_loaded(tmp_path: Path) -> None:
