@@ -995,3 +995,8 @@ def test_files_beside_a_script(tmp_path: Path) -> None:
         job = asked_of_script(tmp_path, f"D={folder}\ndeepspeed --hostfile $D/hosts x.py")
         (found,) = results("hostfile", job)
         assert (found.outcome, "slot=8" in found.text) == (CRITICAL, True)
+    (tmp_path / "env.sh").write_text("export SLURM_OVERLAP=1\n")
+    steps = "srun nvidia-smi dmon &\nsrun torchrun --nproc-per-node=8 x.py"
+    for first, waits in (("", True), (". ./env.sh", False)):
+        job = asked_of_script(tmp_path, f"#SBATCH -N 1 --gres=gpu:8\n{first}\n{steps}")
+        assert ("the next srun waits" in texts(results("launcher", job))) == waits
