@@ -239,6 +239,19 @@ def test_a_log_that_just_stops_is_proof_if_no_log_was_cut(
     assert explained_paths(tmp_path).ranks == ranks
 
 
+@pytest.mark.parametrize(("second", "ranks"), [("00.1", (3,)), ("00.0", ())])
+def test_silence_shows_ten_seconds_after_the_last_report(
+    second: str, ranks: tuple[int, ...]
+) -> None:
+    """Of reports that lack their end, the log may lack another one."""
+    lines = [
+        "WORLD_SIZE=4",
+        *map(CAUGHT.format, range(3)),
+        f"2026-08-03 19:41:{second} [rank3]: up",
+    ]
+    assert explained({"job.out": "\n".join(["step 1 | loss 2", *lines])}).ranks == ranks
+
+
 def test_a_log_that_begins_within_a_line_is_of_no_rank_or_host() -> None:
     """What a torn line says may be half of a sentence; below another, it is of its rank."""
     known = "| distributed init (rank 2, local 2, world 8, node gpu-12)\n"

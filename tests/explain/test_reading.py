@@ -65,6 +65,9 @@ def test_where_the_job_worked_on_nobody_knows() -> None:
     assert explained(*STEPS, error).outcome == "found"
     assert explained(*STEPS, error, *STEPS[:9]).outcome == "undecided"
     assert explained(*STEPS, error, *STEPS[:10]).outcome == "nothing"
+    ranks = [f"[rank{rank}]: up" for rank in range(4)]  # of which each prints a few
+    assert explained(*ranks, error, *STEPS[:11]).outcome == "undecided"
+    assert explained(*ranks, error, *STEPS[:12]).outcome == "nothing"
     info = "INFO: a checkpoint is saved"
     assert explained(error, *[info] * 9).outcome != "nothing"
     assert explained(error, *[info] * 10).outcome == "nothing"
@@ -214,9 +217,8 @@ HOLLOW, CORRUPT = "RuntimeError: load_all failed: ok=False", "ERROR loader: shar
          "RuntimeError: no shard is left to load"),
         ([HOLLOW, "srun: error: n1: task 0: Exited with exit code 1"],
          HOLLOW),
-        ([HOLLOW, *(f"line {n}" for n in range(60)),
-          CORRUPT],
-         HOLLOW),
+        ([HOLLOW, *["a line"] * 49, CORRUPT], "shard 7 is corrupt"),
+        ([HOLLOW, *["a line"] * 50, CORRUPT], HOLLOW),
         (["Traceback (most recent call last):", '  File "t.py", line 7, in f',
           "ValueError: Caught ValueError in DataLoader worker process 2.",
           "Original Traceback (most recent call last):", '  File "d.py", line 9, in g',
