@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MAX_CHAIN = 40
 """Events shown of what followed: what a terminal of usual height holds."""
+MAX_PROOF = 4
+"""Lines of proof: somebody reads them all."""
 MAX_AGAINST = 6
 """Candidates shown that are not the cause, a line each: the answer itself has some six lines."""
 ENDED_BY_WATCHDOG = "and a rank that waits for another one ends the same way"
@@ -173,7 +175,7 @@ def decide(found: Recognized, *, now: float) -> Finding:
         is_symmetric=says.endswith(ON_ALL)
         or (not ranks and any(verdict.kind == "symmetric" for verdict in verdicts)),
         time=root.time,
-        proof=proof,
+        proof=proof[:MAX_PROOF],
         against=tuple(case.against[:MAX_AGAINST]),
         missing=tuple(dict.fromkeys(case.missing)),
         chain=tuple(chain[:MAX_CHAIN]),
@@ -368,7 +370,8 @@ def _without_cause(case: Case) -> Finding:
     hung = [verdict for verdict in _judged(case) if verdict.culprits or verdict.kind == "symmetric"]
     if hung and case.found.ledger.dumped:
         return Finding(
-            outcome="found", slug="nccl-timeout", ranks=hung[0].culprits, proof=hung[0].proof[:4],
+            outcome="found", slug="nccl-timeout", ranks=hung[0].culprits,
+            proof=hung[0].proof[:MAX_PROOF],
             is_symmetric=hung[0].kind == "symmetric",
             statement=hung[0].text,
             missing=("the logs of the ranks: did the job hang at all, and why?",),

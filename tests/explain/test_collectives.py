@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import pickle
 import random
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dshealthd.explain import command
+from dshealthd.explain.events import Place
 from dshealthd.explain.flight_recorder import digest
-from dshealthd.explain.group_verdicts import is_part_of_job, judge_dumps
+from dshealthd.explain.group_verdicts import (
+    GroupVerdict,
+    disagreement,
+    is_part_of_job,
+    judge_dumps,
+)
 from dshealthd.explain.input import InputError
 from tests.evidence.test_dump import dump, entry
 from tests.explain.explaining import explained, explained_paths, explained_text
@@ -209,6 +217,31 @@ def test_groups_of_one_name_are_kept_apart(tmp_path: Path) -> None:
         groups = {str(20 + pair): ([pair, pair + 1], *at), "3": (list(range(8)), *of_all)}
         (tmp_path / f"_dump_{rank}").write_bytes(group_dump(groups))
     assert explained_paths(tmp_path).ranks == (5, 7)
+
+
+def test_a_verdict_shows_three_ranks_of_each_side() -> None:
+    """Their lines, their numbers and their collectives: examples, whatever the job's size."""
+    config = {"0": {"name": "0", "ranks": str(list(range(12)))}}
+
+    def judged(first: Callable[[int], list[dict[str, Any]]]) -> GroupVerdict:
+        waits = [entry(8, state="completed"), entry(9)]
+        dumps = [dump(*first(rank), pg_config=config) for rank in range(4)]
+        dumps += [dump(*waits, pg_config=config)] * 8
+        (verdict,) = judge_dumps({rank: digest(data) for rank, data in enumerate(dumps)})
+        assert verdict.culprits == (0, 1, 2, 3)
+        assert [place.file for place in verdict.proof] == [f"rank {n}" for n in (0, 1, 2, 4, 5, 6)]
+        return verdict
+
+    behind = judged(lambda rank: [entry(rank + 1, state="completed")])
+    assert re.findall(r"#\d", behind.text.partition("last")[2]) == ["#1", "#2", "#3"]
+    assert judged(lambda _: []).kind == "missing"
+    place = Place("job.out", 1, "")
+    runs = {rank: (f"op {rank}", place._replace(line=rank)) for rank in range(4)}
+    differ = disagreement(runs)
+    assert (differ.culprits, re.findall(r"op \d", differ.says)) == ((), ["op 0", "op 1", "op 2"])
+    assert len(differ.proof) == 3
+    told = disagreement({**runs, **dict.fromkeys(range(4, 9), ("most", place))})
+    assert told.text == "ranks 0, 1, 2, 3 ran op 0; op 1; op 2 where others ran most"
 
 
 def wrapper(one: int, sizes: dict[int, int], other: int) -> str:
