@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
 from tests.explain.explaining import explained, explained_files
+from tests.explain.test_facts_of_several_lines import summary
 
 XID = "[Mon Jan  5 10:00:00 2026] NVRM: Xid (PCI:0000:dc:00): 79, GPU has fallen off the bus."
 OOM = "RuntimeError: CUDA error: out of memory"
+SUMMARY = summary("gpu-6", 11, pid=100)
 COMM = "ncclCommInitRankConfig comm 0x5e rank {} nranks 16 cudaDev 6 nvmlDev 6 busId {} commId 0x9"
 
 
@@ -269,6 +272,31 @@ def test_a_rank_within_a_node_is_none_where_several_nodes_have_some() -> None:
     assert explained("gpu-1: " + ready.format(0), "gpu-1: [default1]:" + OOM).ranks == (1,)
     hosts = [f"gpu-{number}: {ready.format(0)}" for number in (1, 2, 1, 2)]
     assert explained(*hosts, "gpu-2: [default1]:" + OOM).ranks == ()
+
+
+@pytest.mark.parametrize(
+    ("beside", "elsewhere", "ranks"),
+    [
+        ([line for line in SUMMARY if "host" not in line], (), (13,)),
+        ((), SUMMARY, (13,)),  # by its host
+        (("rank=8 local_rank=0 pid=4",), (), (13,)),
+        ((), ("rank=8 local_rank=0 host=gpu-6",), (13,)),
+        ((), [f"rank={rank} local_rank=0 pid={rank}" for rank in (8, 0)], ()),  # of any host
+        ((), ("rank=0 local_rank=0 pid=4",), (5,)),
+        (
+            ("rank=8 local_rank=0 pid=4",),
+            [f"rank={rank} local_rank=0 host=gpu-6" for rank in (8, 0)],
+            (),
+        ),
+    ],
+)
+def test_a_rank_within_a_node_is_counted_from_the_first_of_the_node(
+    beside: Sequence[str], elsewhere: Sequence[str], ranks: tuple[int, ...]
+) -> None:
+    """As a launcher's summary or another line says it, of this log or of this host."""
+    chatter = [f"gpu-{number}: up" for number in (5, 6)] * 3
+    lines = [*chatter, f"gpu-6: [default5]:{OOM}", *beside]
+    assert explained_files({"a.log": lines, "b.log": elsewhere}).ranks == ranks
 
 
 def test_only_ranks_with_the_same_words_fail_alike() -> None:
