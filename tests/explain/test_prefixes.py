@@ -5,13 +5,19 @@ from __future__ import annotations
 import random
 from itertools import islice, product
 from string import ascii_lowercase
+from typing import Any
 
 import pytest
 
+from dshealthd.explain.events import Origin
+from dshealthd.explain.facts import Recognized, SourceFacts
 from dshealthd.explain.input import Raw
+from dshealthd.explain.kinds import Kinds
 from dshealthd.explain.patterns import load
 from dshealthd.explain.recognition import Recognizer
-from dshealthd.explain.streams import HEAD, Splitter
+from dshealthd.explain.streams import HEAD, Line, Splitter
+from dshealthd.explain.templates import Templates
+from dshealthd.explain.tracebacks import Assembler
 from dshealthd.linux import kernel_lines
 from tests.explain.explaining import explained
 
@@ -243,6 +249,45 @@ def test_so_many_shapes_are_remembered(number: int, kept: int) -> None:
     for first, second in islice(product(ascii_lowercase, repeat=2), number):
         splitter.split(f"{first}{second}".ljust(1024))
     assert len(splitter._shapes[None]) == kept
+
+
+@pytest.mark.parametrize(
+    ("known", "most"),
+    [
+        (Recognized().seats, 100_000),
+        (SourceFacts("").origins, 10_000),
+        (Assembler(print)._open, 4096),
+    ],
+)
+def test_so_many_names_are_remembered(known: dict[Any, Any], most: int) -> None:
+    """Logs may have any number of ranks, hosts and processes."""
+    for number in range(most + 1):
+        known[number] = None
+        known.setdefault(-number, None)
+    assert len(known) == most
+
+
+@pytest.mark.parametrize(("number", "kept"), [(256, 256), (257, 1)])
+def test_so_many_kinds_of_lines_are_remembered(number: int, kept: int) -> None:
+    """As many as are in 4 MiB with what a kind takes; then all are forgotten."""
+    kinds = Kinds()
+    for letters in islice(product(ascii_lowercase, repeat=2), number):
+        line = Line(
+            "".join(letters).ljust((1 << 14) - 512, "-"), Origin(), None, "", prefixed=False
+        )
+        kinds.of(line, "")
+    assert len(kinds._known) == kept
+
+
+@pytest.mark.parametrize(("number", "kept"), [(7332, 7332), (7333, 1)])
+def test_so_many_templates_are_remembered(number: int, kept: int) -> None:
+    """As many as are in 8 MiB with their entries, and none of more than a KiB."""
+    find = Templates()
+    words = islice(product(ascii_lowercase, repeat=3), number)
+    find("\n".join("".join(letters).ljust(1024, "-") for letters in words).encode())
+    assert len(find._known) == kept
+    find(b"a" * 1025)
+    assert len(find._known) == kept
 
 
 @pytest.mark.parametrize(

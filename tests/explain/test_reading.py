@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import time
+from itertools import islice, product
+from string import ascii_lowercase
 
 import pytest
 
 from dshealthd.explain import command, remarks
+from dshealthd.explain.events import Place
+from dshealthd.explain.input import Raw
+from dshealthd.explain.recognition import Recognizer
+from dshealthd.explain.streams import HEAD, Splitter
+from dshealthd.explain.tracebacks import Assembler, Traceback
 from tests.explain.explaining import explained
 
 WORTH_READING = 3
@@ -465,6 +472,8 @@ def test_what_a_pod_got_beyond_is_over() -> None:
     started = row("Normal", "Started", "Started container trainer")
     assert explained(mount).statement.startswith("FailedMount")
     assert explained(mount, started).outcome == "nothing"
+    assert explained(mount, *["a row"] * 19, started).outcome == "nothing"
+    assert explained(mount, *["a row"] * 20, started).statement.startswith("FailedMount")
     assert explained(probe, started).statement.startswith("Unhealthy")
 
 
@@ -577,3 +586,38 @@ def test_a_name_of_a_loopback_address_explains_a_failure_to_connect(
 def test_a_level_counts_wherever_the_text_begins(prefix: str) -> None:
     """What stands before it may be a prefix with any end; without the level, nothing fails."""
     assert explained(f"{prefix}Error: No node types can fulfill the request").outcome == "found"
+
+
+def assembled(*texts: str) -> list[Traceback]:
+    """Return the tracebacks in some lines of a rank."""
+    splitter, assembler = Splitter(0, "", rank=0), Assembler(lambda _: None)
+    found = []
+    for number, text in enumerate(texts, 1):
+        found += assembler.feed(splitter.split(text), Place("job.out", number, text))[1]
+    return [*found, *assembler.finish()]
+
+
+def test_so_much_of_a_traceback_is_kept() -> None:
+    """Of its frames, of its message, and of the ones that it is raised in."""
+    frame, error = '  File "a.py", line 1, in f', "ValueError: a label"
+    (one,) = assembled(HEAD, *[frame] * 201, error, *["it is none".ljust(300, "-")] * 16)
+    assert (len(one.frames), len(one.message), len(one.text)) == (200, 16, 4000)
+    nested = assembled(*[HEAD, frame] * 65, *[error] * 65)
+    assert [len(one.frames) for one in nested] == [2, *[1] * 63, 0]
+    for length, frames in ((399, 1), (400, 0)):
+        (one,) = assembled(HEAD.ljust(length), frame, error)
+        assert len(one.frames) == frames
+    finding = explained(f"{'A' * 150}Error: {'x' * 201}")
+    assert finding.root is not None
+    assert finding.root.fields == {"exception": "A" * 120, "message": "x" * 200}
+
+
+def test_so_many_remarks_of_a_log_are_kept() -> None:
+    """The last ones, each with the first of those who made it."""
+    words = ["".join(letters) for letters in islice(product(ascii_lowercase, repeat=2), 301)]
+    lines = [f"fatal: shard {word} is lost" for word in words]
+    lines += [f"[rank{rank}]: {lines[-1]}" for rank in range(101)]
+    recognizer = Recognizer()
+    recognizer.add("job.out", [Raw(number, line) for number, line in enumerate(lines, 1)])
+    kept = [*recognizer.found.sources[0].statements]
+    assert (len(kept), kept[0].event.place.line, len(kept[-1].origins)) == (300, 2, 100)
