@@ -236,6 +236,8 @@ def test_mended_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     apply(found)
     job = JobContext(config=Source(NAME, deepspeed_config.parse(right)))
     assert outcomes("config-file", job) == [OK]
+    many = ", ".join(f'"k{number}": 1, "k{number}": 2' for number in range(21))
+    assert len(deepspeed_config.parse(f"{{{many}}}")["duplicates"]) == 20
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,27 @@ def test_configuration(tmp_path: Path, case: str) -> None:
                 assert State.OK not in {result.outcome for result in check.run(job)}, check.name
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "limit"),
+    [
+        ("job.json", "{}", 1 << 18),
+        ("job.sh", "#!/bin/sh\ntorchrun x.py", 1 << 18),
+        ("job.yaml", "spec: {containers: [{name: a}]}", 1 << 18),
+        ("hosts", "a slots=8", 1 << 20),
+    ],
+)
+def test_file_of_the_largest_size(tmp_path: Path, name: str, text: str, limit: int) -> None:
+    """A file of any kind is read up to a size, however little of it is no blank."""
+    file = tmp_path / name
+    for size, is_read in ((limit, True), (limit + 1, False)):
+        file.write_text(text.ljust(size))
+        job = asked(*["--hostfile"] * (name == "hosts"), str(file))
+        sources = (job.config, job.script, job.manifest, job.hostfile)
+        (source,) = (one for one in sources if one)
+        assert (source.value is not None) == is_read
+        assert is_read or f"larger than {limit >> 10} KiB" in source.problem
+
+
 def test_memory(tmp_path: Path) -> None:
     """100 MB of configuration cost no more than the bound says, in any process."""
     file = tmp_path / "ds_config.json"

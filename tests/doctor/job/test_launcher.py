@@ -291,6 +291,7 @@ def test_inside_the_job() -> None:
     job = asked(launch="srun python train.py", environment=allocation)
     assert (job.layout.ranks, job.layout.nodes, job.gpus_per_node) == (16, 2, 4)
     assert job.hosts == ["n1", "n2"]
+    assert len(asked(environment={**allocation, "SLURM_JOB_NODELIST": "n[1-257]"}).hosts) == 256
     alone = asked(environment={**allocation, "MASTER_ADDR": "127.0.0.1"})
     assert outcomes("master-address", alone) == [CRITICAL]
     assert outcomes("ranks-and-gpus", job) == [CRITICAL]
@@ -601,6 +602,11 @@ WRONG = (
     ("srun", "srun nvidia-smi dmon &\nsrun", "the next srun waits until it ends"),
     ("1-0", "5", "it comes 300 s before the end of a job that has 300 s"),
     ("1-0 --signal=B:USR1@300", "1 --signal=B:USR1", "it comes 60 s before the end of a job that"),
+    *(
+        ("1-0 --signal=B:USR1@300", f"{limit} --signal=B:USR1@{shown}",
+         f"it comes {shown} s before the end of a job that has {shown} s")
+        for limit, shown in (("1-0", 86_400), ("1:00:00", 3600))
+    ),
     ("1-0", "00:04:59", "it comes 300 s before the end of a job that has 299 s"),
     ("--nodes=2 --n", "--nodes=$N --n", "#SBATCH --nodes=$N is read as it stands"),
     ("--nodes=2 --ntasks-per-node=8", "--nodes=2 --ntasks=1", "1 task for 2 nodes: Slurm"),
