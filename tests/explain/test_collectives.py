@@ -178,6 +178,33 @@ def test_dumps_are_judged_without_logs(dumps: list[bytes], says: list[str]) -> N
     assert [verdict.text for verdict in found] == says
 
 
+def test_a_digest_is_bounded() -> None:
+    """Whatever a dump holds: it is a user's, and the digests of all ranks are read together."""
+    tiny = {"state": "scheduled", "process_group": ("tiny", ""), "collective_seq_id": 1}
+    for number in (20_000, 20_001):
+        found = digest(dump({**tiny, "process_group": ("first", "")}, *[tiny] * (number - 1)))
+        assert ("first " in [group["name"] for group in found["groups"]]) == (number == 20_000)
+    groups = [{**tiny, "process_group": (str(number), "")} for number in range(65)]
+    assert len(digest(dump(*groups))["groups"]) == 64
+    own, library = {"filename": "/a/train.py"}, {"filename": "/env/torch/a.py"}
+    shapes = [[1] * 9] * 5
+    for frames, at in ((63, "/a/train.py:? "), (64, "/env/torch/a.py:? ")):
+        operation = entry(1, "x" * 201, input_sizes=shapes, frames=[*[library] * frames, own])
+        (group,) = digest(dump(*[{**operation, "collective_seq_id": n} for n in range(9)]))[
+            "groups"
+        ]
+        assert (len(group["pending"]), len(group["last"])) == (8, 8)
+        told = group["last"][0]
+        assert (told["at"], told["name"]) == (at, "x" * 200)
+        assert told["sizes"] == " ".join(["x".join("11111111")] * 4)
+    for size, is_kept in ((1 << 20, True), ((1 << 20) + 1, False)):
+        ranks = ",".join(["1"] * (size // 2)) + "1" * (1 + size % 2)
+        config = {"0": {"name": "0", "ranks": ranks}}
+        assert bool(digest(dump(entry(1), pg_config=config))["groups"][0]["ranks"]) == is_kept
+    largest = digest(dump(entry(1 << 53), entry((1 << 53) + 1)))["groups"][0]["last"]
+    assert [one["number"] for one in largest] == [1 << 53]
+
+
 def group_dump(groups: dict[str, tuple[list[int], int, int]]) -> bytes:
     """Return the dump of a rank in several groups of one name: members, last entered, completed."""
     return dump(

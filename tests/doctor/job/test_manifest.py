@@ -356,8 +356,8 @@ MANIFESTS = (
     ),
     # names of very many pods are not made, so that none is missed among them
     *(
-        (changed(jobset(POD), ("0-0.llm", "0-9999.llm"), ("parallelism: 2", f"parallelism: {count}"),
-                 ("nnodes=2", f"nnodes={count}")), *says)
+        (changed(jobset(POD), ("0-0.llm", "0-9999.llm"), ("nnodes=2", f"nnodes={count}"),
+                 ("parallelism: 2", f"parallelism: {count}")), *says)
         for count, *says in (
             (4096, CRITICAL, "is no pod of this manifest"), (4097, OK, "4,097 pods")
         )
