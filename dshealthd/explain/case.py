@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -290,7 +291,7 @@ def _crash(failure: Failure, case: Case) -> Event:
         says=(f"rank {failure.rank} ended with exit code {code}; these logs have no error "
               "message from it"),
         place=failure.place,
-        origin=Origin(failure.source, rank=failure.rank, host=failure.host), order=1 << 40,
+        origin=Origin(failure.source, rank=failure.rank, host=failure.host), order=sys.maxsize,
         stamp=stamp, exact=True, fields={"exit": str(code)},
     )  # fmt: skip
     if event.signal:

@@ -351,7 +351,7 @@ class Splitter:
 
     def may_continue(self, line: Line, end: str) -> bool:
         """Return whether the next line may belong to this one."""
-        is_of_group = line.prefixed and ("[Rank " in line.text[:160] or "[PG " in line.text[:160])
+        is_of_group = line.prefixed and ("[Rank " in line.text or "[PG " in line.text)
         return 0 < self._width == len(end) or is_of_group
 
     def split(self, text: str) -> Line:

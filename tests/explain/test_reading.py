@@ -272,7 +272,7 @@ def test_a_message_that_says_why_is_not_hollow(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "5", "x_y failed: ok=False", "error in: a/b.cpp:64, code 11", "/a/b: internal error",
+    ["", "5", "the spool failed", "x_y failed: ok=False", "error in: a/b.cpp:64, code 11", "/a/b: internal error",
      "Command '['ninja', '-v']' returned non-zero exit status 1.",
      "502 Server Error: Bad Gateway for url: http://router:8000/v1/completions",
      "503 Service Unavailable\nFor more information check: https://developer.mozilla.org/503"],
@@ -586,6 +586,20 @@ def test_a_name_of_a_loopback_address_explains_a_failure_to_connect(
 def test_a_level_counts_wherever_the_text_begins(prefix: str) -> None:
     """What stands before it may be a prefix with any end; without the level, nothing fails."""
     assert explained(f"{prefix}Error: No node types can fulfill the request").outcome == "found"
+
+
+@pytest.mark.parametrize(("length", "is_read"), [(0, True), (1, False)])
+def test_so_much_of_a_line_is_read(length: int, *, is_read: bool) -> None:
+    """Of a level and a tag, of words, before an exception, and of reasons within each other."""
+    assert (remarks.level_of(" ERROR".rjust(200 + length, "."))) == "error" * is_read
+    assert remarks.is_kernel("kernel: ".rjust(200 + length, ".")) == is_read
+    assert remarks.may_be("failed".rjust(1000 + length, ".")) == is_read
+    assert remarks.embedded("-" * (200 + length) + "KeyError: 7") == (200 if is_read else None)
+    remark = remarks.read("the job failed: " * (20 + length) + "no route is known", "error")
+    assert remark is not None
+    assert (remark.content == "no route is known") == is_read
+    xid = "NVRM: Xid (PCI:0000:dc:00): 79".rjust(2000 + length, ".")
+    assert (explained(xid).slug == "gpu-lost") == is_read
 
 
 def assembled(*texts: str) -> list[Traceback]:
