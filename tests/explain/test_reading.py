@@ -272,7 +272,8 @@ def test_a_message_that_says_why_is_not_hollow(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "5", "the spool failed", "x_y failed: ok=False", "error in: a/b.cpp:64, code 11", "/a/b: internal error",
+    ["", "5", "the spool failed", "x_y failed: ok=False", "error in: a/b.cpp:64, code 11",
+     "/a/b: internal error",
      "Command '['ninja', '-v']' returned non-zero exit status 1.",
      "502 Server Error: Bad Gateway for url: http://router:8000/v1/completions",
      "503 Service Unavailable\nFor more information check: https://developer.mozilla.org/503"],

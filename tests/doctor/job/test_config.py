@@ -344,6 +344,22 @@ def test_interpreter_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     until(lambda: not any(runs(int(pid)) for pid in pids.read_text().split()))
 
 
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (4 << 20, f"exited with status 0 without an answer: {'0' * 2048}"),
+        ((4 << 20) + 1, "answered with more than 4194304 bytes"),
+    ],
+)
+def test_answer_without_end(tmp_path: Path, size: int, words: str) -> None:
+    """Of what an interpreter says, so much is read, and of its errors the end of the last line."""
+    says = f"cat > /dev/null\nprintf %03000d 0 >&2\nhead -c {size} /dev/zero"
+    python, file = shell_script(tmp_path / "python", says), tmp_path / NAME
+    file.write_text("{}")
+    job = asked("--deepspeed-config", str(file), "--python", str(python))
+    assert job.why_not_inspected == f"{python} {words}"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_interpreter_of_a_user(public_path: Path) -> None:
     """Root runs an interpreter that others can reach as its environment's owner, or as nobody, and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd.doctor.job.checks import CHECKS, applicable
-from dshealthd.doctor.job.sources import launcher_command, slurm_script
+from dshealthd.doctor.job.sources import fields, launcher_command, slurm_script
 from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.source import Source, read_all
 from dshealthd.findings.finding import State
@@ -113,6 +114,16 @@ def test_file_of_the_largest_size(tmp_path: Path, name: str, text: str, limit: i
         (source,) = (one for one in sources if one)
         assert (source.value is not None) == is_read
         assert is_read or f"larger than {limit >> 10} KiB" in source.problem
+
+
+def test_document_of_the_largest_size() -> None:
+    """What a text of YAML repeats counts each time; each level is a call."""
+    for more, says in ((0, contextlib.nullcontext()), (1, pytest.raises(ValueError, match="deep"))):
+        levels = functools.reduce(lambda inner, _: [inner], range(64 + more), 1)
+        texts = ["x" * ((1 << 19) - 2), "x" * ((1 << 19) - 1 + more)]
+        for document in (levels, texts):
+            with says:
+                assert fields.plain(document) == document
 
 
 def test_memory(tmp_path: Path) -> None:
