@@ -105,6 +105,8 @@ def test_a_column_of_several_names_is_of_hosts() -> None:
     """As pdsh and ansible print it, unlike a program's name."""
     lines = [f"gpu-{number % 3}: starting {number}" for number in range(9)]
     assert explained(*lines, f"gpu-2: {XID_79}").excluded == ("gpu-2",)
+    for more, host in (([], None), (["gpu-1: up"], "gpu-2")):  # four lines show it
+        assert explained("gpu-1: a", "gpu-2: b", *more, "gpu-2: KeyError: 7").host == host
 
 
 def test_a_rendezvous_that_closes_comes_after_any_error() -> None:
