@@ -23,6 +23,7 @@ from dshealthd.explain.group_verdicts import (
 from dshealthd.explain.input import InputError
 from tests.evidence.test_dump import dump, entry
 from tests.explain.explaining import explained, explained_paths, explained_text
+from tests.explain.test_layers import CAUGHT
 from tests.explain.watchdogs import Group, Rank, printed
 
 CASES = 20
@@ -340,6 +341,15 @@ def test_groups_as_torch_2_4_and_2_6_write_them(tmp_path: Path, group: str) -> N
     )
     finding = explained_text(tmp_path, text)
     assert (finding.slug, finding.ranks) == ("nccl-timeout", (1,)), finding.statement
+
+
+@pytest.mark.parametrize(("size", "is_judged"), [(200_000, True), (200_001, False)])
+def test_a_job_of_more_ranks_than_any_has_is_not_judged(size: int, *, is_judged: bool) -> None:
+    """Its size is a number of something else, and a list of its ranks would take memory."""
+    reports = [CAUGHT.format(rank) for rank in range(3)]
+    finding = explained(f"world_size={size}", *reports)
+    assert ("it is unclear which rank did not enter" in finding.statement) == is_judged
+    assert finding.ranks == ()
 
 
 def test_nobody_is_accused_of_silence_in_a_job_of_unknown_size(tmp_path: Path) -> None:

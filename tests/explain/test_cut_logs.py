@@ -239,16 +239,21 @@ def test_a_log_that_just_stops_is_proof_if_no_log_was_cut(
     assert explained_paths(tmp_path).ranks == ranks
 
 
-@pytest.mark.parametrize(("second", "ranks"), [("00.1", (3,)), ("00.0", ())])
+@pytest.mark.parametrize(
+    ("last", "late", "ranks"),
+    [
+        ("40:50", "41:00.1", (3,)),
+        ("40:50", "41:00.0", ()),
+        ("41:10", "41:20.1", (3,)),
+        ("41:10", "41:19.1", ()),
+    ],
+)
 def test_silence_shows_ten_seconds_after_the_last_report(
-    second: str, ranks: tuple[int, ...]
+    last: str, late: str, ranks: tuple[int, ...]
 ) -> None:
     """Of reports that lack their end, the log may lack another one."""
-    lines = [
-        "WORLD_SIZE=4",
-        *map(CAUGHT.format, range(3)),
-        f"2026-08-03 19:41:{second} [rank3]: up",
-    ]
+    reports = [CAUGHT.format(0), CAUGHT.format(1).replace("40:50", last), CAUGHT.format(2)]
+    lines = ["WORLD_SIZE=4", *reports, f"2026-08-03 19:{late} [rank3]: up"]
     assert explained({"job.out": "\n".join(["step 1 | loss 2", *lines])}).ranks == ranks
 
 
