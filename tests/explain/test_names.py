@@ -54,6 +54,15 @@ def test_a_rank_is_on_the_host_that_a_line_puts_beside_it(line: str, host: str |
     assert (finding.ranks, finding.host) == ((3,), host)
 
 
+@pytest.mark.parametrize(("rank", "ranks"), [(1, (1,)), (9, ())])
+def test_a_task_of_srun_is_a_rank_unless_its_lines_have_others(
+    rank: int, ranks: tuple[int, ...]
+) -> None:
+    """Each task may be the launcher of a node."""
+    lines = [f"{task}: [rank{one}]: up" for task, one in ((0, 0), (1, rank))]
+    assert explained(*lines, "1: ValueError: a wrong label").ranks == ranks
+
+
 def test_a_rank_that_two_hosts_had_has_none() -> None:
     """It was started again elsewhere, and nothing says which of the two failed."""
     lines = [f"| distributed init (rank 3, local 3, world 8, node gpu-{n})" for n in (12, 13)]
