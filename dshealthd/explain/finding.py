@@ -13,7 +13,7 @@ from dshealthd.explain.accusation import ALIKE, ON_ALL, accused, are_alike, left
 from dshealthd.explain.case import MISMATCH, Case, prepare
 from dshealthd.explain.causality import OF_LOST_PEERS, candidates, holding, is_telling, precedes
 from dshealthd.explain.coverage import ABORTED, TERMINATED
-from dshealthd.explain.events import Event, Place
+from dshealthd.explain.events import Event, Place, listed
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
 from dshealthd.explain.names import named, only
 from dshealthd.explain.patterns import advised, load
@@ -141,8 +141,9 @@ def decide(found: Recognized, *, now: float) -> Finding:
         root, says, proof = left, left.says, (left.place, *proof)
     if root.pattern == "address-in-use/store":
         ranks = (0,)  # its node holds the store
-    if root.layer == "launcher" and not ranks and not root.first:
-        case.missing.append("the log of the rank that failed first: no log here has its error")
+    if root.layer == "launcher" and not root.first and not (ranks and root.is_effect):
+        whose = listed(ranks) if ranks else "the rank that failed first"
+        case.missing.append(f"the log of {whose}: no log here has its error")
     _argue(root, ordered, case)
     is_shared = _is_shared(root, ranks, says, case)
     # Not where the line says that its own node is right; of all that say it, the first is not to

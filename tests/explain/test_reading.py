@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from itertools import islice, product
 from string import ascii_lowercase
@@ -357,8 +358,27 @@ def test_who_ended_is_said_although_nothing_says_why(lines: list[str], outcome: 
     finding = explained(*lines)
     assert finding.outcome == outcome
     assert finding.proof
-    is_killed = finding.root is not None and finding.root.is_effect
+    is_killed = outcome == "undecided" and not {SRUN, STORE}.intersection(lines)
     assert any("sent the signal" in one for one in finding.missing) == is_killed
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome", "whose"),
+    [
+        ([SRUN], "undecided", ["rank 1"]),
+        (["torchrun", SRUN], "undecided", ["the rank that failed first"]),
+        (["gpu3: ssh: connect to host gpu3 port 22: Connection refused"], "found", []),
+        (["srun: error: n2: task 1: Killed"], "undecided", []),
+    ],
+)
+def test_an_exit_code_asks_for_the_log_of_who_ended(
+    lines: list[str], outcome: str, whose: list[str]
+) -> None:
+    """A signal for that of who sent it; what a launcher could not do needs neither."""
+    finding = explained(*lines)
+    logs = [re.fullmatch("the log of (.*): no log here has its error", one)
+            for one in finding.missing]  # fmt: skip
+    assert (finding.outcome, [log[1] for log in logs if log]) == (outcome, whose)
 
 
 UNFOUND = "[WARNING] [engine.py:2601:load_checkpoint] Unable to find latest file at ckpt/latest"
