@@ -49,6 +49,7 @@ SCENES = [
     ([BROKEN, LATE], "nccl-remote-error"),  # by more than the clocks may differ, and 30 s
     ([BROKEN, LATE.replace(":36", ":35")], "cuda-oom"),
     ([BROKEN, TIMED], "cuda-oom"),
+    ([STAMP + "step 3", LOST.partition("] ")[2], LATE], "cuda-oom"),  # of a time nobody says
     ([LOST, AFTER], "nccl-remote-error"),  # of the same rank, by the order of its lines
     ([AFTER, LOST], "cuda-oom"),
     ([RAY, LOST], "child-failed"),
