@@ -281,7 +281,9 @@ def test_ranks_that_a_launcher_saw_fail_may_each_have_printed_what_came_twice() 
 def test_a_rank_within_a_node_is_none_where_several_nodes_have_some() -> None:
     """Nothing says where the first rank of each node is."""
     ready = "[default{}]: up"
-    assert explained("gpu-1: " + ready.format(0), "gpu-1: [default1]:" + OOM).ranks == (1,)
+    one = ("gpu-1: " + ready.format(0), "gpu-1: [default1]:" + OOM)
+    assert explained(*one).ranks == explained("world_size=16", *one).ranks == (1,)
+    assert explained("world_size=17", *one).ranks == ()
     hosts = [f"gpu-{number}: {ready.format(0)}" for number in (1, 2, 1, 2)]
     assert explained(*hosts, "gpu-2: [default1]:" + OOM).ranks == ()
 
