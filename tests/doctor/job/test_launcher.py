@@ -232,6 +232,7 @@ COMMANDS = (
     ("torchrun --nprocs-per-node=8 x.py", "did you mean --nproc-per-node?"),
     ("torchrun --num_gpus=8 x.py", "torchrun has no option --num-gpus: it is one of deepspeed"),
     ("torchrun --of-next-year=8 x.py", ""),
+    ("torchrun -e 8 x.py", ""),
     ("torchrun --nproc_per_node= x.py", "--nproc-per-node of torchrun is empty"),
     ("torchrun --nproc_per_node=gpu --nnodes=1:4 x.py", ""),
     ("torchrun x.py --nproc_per_node=8", "--nproc_per_node stands behind the script"),
