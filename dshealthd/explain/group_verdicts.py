@@ -153,7 +153,7 @@ def judge(
             and member.completed is not None
             and member.completed >= sequence
         ]
-        if onward and len(stuck) <= len(onward):
+        if len(stuck) <= len(onward):
             text = f"did not finish {what}, which others had completed"
             return verdict("stuck", stuck, text)
         if odd := _odd(members.values(), sequence, stuck):

@@ -225,7 +225,7 @@ class Assembler:
         if "validation error" in closing.message[0] and _FIELD.fullmatch(line.text):
             return True
         if closing.message[-1].rstrip().endswith((":", ",")) and line.text.strip():
-            return HEAD not in line.text and not _FRAME.match(line.text)
+            return not _FRAME.match(line.text)
         if opened or is_logged or not line.origin.labeled:
             return _CONTINUES.match(line.text) is not None and not _FRAME.match(line.text)
         return bool(line.text.strip()) and not _BARE.fullmatch(line.text)

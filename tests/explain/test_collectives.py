@@ -170,6 +170,11 @@ GATHER = "nccl:all_gather"
             ],
             id="a rank elsewhere",
         ),
+        pytest.param(
+            [dump(DONE, entry(2))] * 2 + [dump(entry(7, state="completed"), entry(8))],
+            [f"all_reduce #2 of the default_pg {AT} is pending on 3 ranks"],
+            id="more stuck than gone on",
+        ),
         pytest.param([dump(DONE)] * 2, [], id="nothing pending"),
     ],
 )

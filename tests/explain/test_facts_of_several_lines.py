@@ -400,7 +400,10 @@ def test_a_summary_of_another_attempt_gives_no_host() -> None:
 
 
 def test_of_several_launchers_crashes_the_first_is_to_blame() -> None:
-    """Others may have crashed as they lost it."""
+    """Others may have crashed as they lost it; so may one that failed in another way."""
+    gone = "[rank0]: RuntimeError: NCCL error: remote process exited or there was a network error"
+    other = "[rank2]: ValueError: a label"
+    assert explained(gone, other, *summary("gpu-6", 3, pid=100)).ranks == (3,)
     crashes = [
         tuple(line.replace(": 16", ": -11").replace("13:33", at) for line in summary(*who, pid=100))
         for at, who in (("13:39", ("gpu-5", 9)), ("13:35", ("gpu-6", 3)))

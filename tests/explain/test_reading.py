@@ -15,7 +15,7 @@ from dshealthd.explain.input import Raw
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.explain.streams import HEAD, Splitter
 from dshealthd.explain.tracebacks import Assembler, Traceback
-from tests.explain.explaining import explained
+from tests.explain.explaining import explained, explained_files
 
 WORTH_READING = 3
 
@@ -88,6 +88,18 @@ def test_words_of_failure_alone_are_undecided_and_to_be_read() -> None:
     assert finding.outcome == "undecided"
     assert [place.quote for place in finding.proof] == odd[:WORTH_READING]
     assert command.EXIT[finding.outcome] == 3
+
+
+def test_of_equal_remarks_the_first_is_quoted() -> None:
+    """By their times, where these are known, and else by their places."""
+    late, early = (
+        "2026-01-05 10:00:0{} fatal: shard {} is lost".format(*one) for one in ("9a", "5b")
+    )
+    assert explained_files({"a.log": [late], "b.log": [early]}).statement == "shard b is lost"
+    bare = early.partition(" fatal")[2].replace("b", "c")
+    assert (
+        explained_files({"a.log": ["fatal" + bare], "b.log": [late]}).statement == "shard a is lost"
+    )
 
 
 def test_content_explains_more_than_its_wrapper() -> None:
@@ -637,6 +649,8 @@ def test_so_much_of_a_traceback_is_kept() -> None:
     frame, error = '  File "a.py", line 1, in f', "ValueError: a label"
     (one,) = assembled(HEAD, *[frame] * 201, error, *["it is none".ljust(300, "-")] * 16)
     assert (len(one.frames), len(one.message), len(one.text)) == (200, 16, 4000)
+    (one,) = assembled(HEAD, frame, "ValueError: none of:", frame)
+    assert one.message == ["ValueError: none of:"]
     nested = assembled(*[HEAD, frame] * 65, *[error] * 65)
     assert [len(one.frames) for one in nested] == [2, *[1] * 63, 0]
     for length, frames in ((399, 1), (400, 0)):
