@@ -105,6 +105,8 @@ def test_only_nodes_whose_own_part_failed_are_excluded(line: str, nodes: list[st
         (["ActorDiedError: gone", "\tpid: 87687", "\tip: 192.0.2.5",
           "The actor is dead because its worker process has died."],
          "host 192.0.2.5, pid 87687"),
+        (["ActorDiedError: gone", "\tpid: none", "\tip: 192.0.2.5",
+          "The actor is dead because its worker process has died."], ""),
         (["Jan  5 10:00:00 gpu-7 kernel: NVRM: Xid (PCI:0000:dc:00): 79, pid=1, off the bus."],
          "host gpu-7, pid 1, GPU 0000:dc:00"),
         ([f"[rank{n}]: {OOM} GPU {n} has a total" for n in (0, 1)], "all ranks alike"),
@@ -134,6 +136,8 @@ def test_an_answer_is_short() -> None:
             told.setdefault(pattern.slug, pattern.match[0])
     assert len(told) > 9
     assert len(explained(*told.values()).against) == 6
+    own = answer.text(explained("[rank3]: ValueError: no labels"), Recognized(), [])
+    assert own.startswith("POSSIBLE   ValueError: no labels (rank 3)\nPROOF ")
     caught = ("ValueError: a label", "KeyError: 7", "RuntimeError: a shard")
     steps = [f"step {number} | loss 2.1" for number in range(10)]
     assert len(explained(*caught, *steps, OOM).against) == 2

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from dshealthd.explain import command
+from dshealthd.explain import answer, command
 from dshealthd.explain.events import Place
+from dshealthd.explain.facts import Recognized
 from dshealthd.explain.flight_recorder import digest
 from dshealthd.explain.group_verdicts import (
     GroupVerdict,
@@ -92,6 +93,7 @@ def test_flight_recorders_alone_are_answered_too(tmp_path: Path) -> None:
     finding = explained_paths(tmp_path)
     assert (finding.slug, finding.ranks) == ("nccl-timeout", (1,))
     assert "logs of the ranks" in finding.missing[0]
+    assert "(rank 1)" in answer.text(finding, Recognized(), [])
 
 
 def test_a_dump_without_a_rank_is_said_to_be_unread(tmp_path: Path) -> None:
