@@ -372,6 +372,17 @@ def test_nobody_is_accused_of_silence_in_a_job_of_unknown_size(tmp_path: Path) -
         assert explained_paths(tmp_path / "job.out").ranks == wanted
 
 
+@pytest.mark.parametrize(("size", "ranks"), [(8, ()), (9, (0, 1, 2, 3))])
+def test_ranks_that_are_silent_together_are_fewer_than_the_others(
+    size: int, ranks: tuple[int, ...]
+) -> None:
+    """Of two halves, either may have lost the other."""
+    lost = "[rank{}]: RuntimeError: NCCL error: remote process exited or there was a network error"
+    said = [f"[rank{rank}]: up" for rank in range(size)]
+    said += [lost.format(rank) for rank in range(4, size)]
+    assert explained(f"world_size={size}", *said).ranks == ranks
+
+
 @pytest.mark.parametrize(
     ("first", "count", "is_part"),
     [(5, 1, True), (4, 2, False), (8, 4, True), (8, 8, True), (16, 16, True), (32, 32, False),

@@ -249,6 +249,7 @@ def test_mended_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ((64, 4, 2), 3, CRITICAL, "possible fixes: train_batch_size 24"),
         ((64, 4, None), 8, OK, "fit the number of ranks"),
         ((64, 4, None), 3, CRITICAL, "train_batch_size 60"),
+        ((70, 4, None), 3, CRITICAL, "train_batch_size 72"),
         ((100, None, None), 8, CRITICAL, "train_batch_size 96"),
         ((None, 4, 2), 8, OK, "fit the number of ranks"),
         ((64, 4, 2), None, UNKNOWN,

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd.doctor.job.checks import CHECKS, applicable
-from dshealthd.doctor.job.sources import fields, launcher_command, slurm_script
+from dshealthd.doctor.job.sources import fields, launcher_command, manifest, slurm_script
 from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.source import Source, read_all
 from dshealthd.findings.finding import State
@@ -110,8 +110,14 @@ def test_file_of_the_largest_size(tmp_path: Path, name: str, text: str, limit: i
 
 def test_document_of_the_largest_size() -> None:
     """What a text of YAML repeats counts each time; each level is a call."""
+    units = [fields.quantity(f"2{unit}") for unit in ("", "m", "k", "M", "Ki", "Ei", "ki")]
+    assert units == [2, 0.002, 2000, 2e6, 2048, 2 << 60, None]
+    pod = {"containers": [{"name": "a"}]}
+    assert len(manifest.from_json({"documents": [pod] * 65}).pods) == 64
     for more, says in ((0, contextlib.nullcontext()), (1, pytest.raises(ValueError, match="deep"))):
-        levels = functools.reduce(lambda inner, _: [inner], range(64 + more), 1)
+        levels: object = 1
+        for _ in range(64 + more):
+            levels = [levels]
         texts = ["x" * ((1 << 19) - 2), "x" * ((1 << 19) - 1 + more)]
         for document in (levels, texts):
             with says:

@@ -102,6 +102,20 @@ def test_privileged_ports(port: int, *, says: bool) -> None:
     assert ("is privileged" in said, "is not a port" in said) == (says, False)
 
 
+@pytest.mark.parametrize(
+    ("launch", "port"),
+    [
+        ("deepspeed --master_addr=a x.py", 29500),
+        ("torchrun --nnodes=2 --master-addr=a x.py", 29500),
+        ("torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=a x.py", 29400),
+        ("srun torchrun $ARGS --master-addr=a x.py", None),
+    ],
+)
+def test_port_of_a_launcher(launch: str, port: int | None) -> None:
+    """Where none is given, each rendezvous has its own."""
+    assert asked(launch=launch).rendezvous.port == port
+
+
 def test_reserved_port(tmp_path: Path) -> None:
     """A port that the administrator reserved is not one that a connection may take."""
     settings = tmp_path / "sys/net/ipv4"
