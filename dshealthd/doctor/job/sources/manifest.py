@@ -51,6 +51,8 @@ CONTROLLERS = {
 """Variables that controllers set in containers, and which of them."""
 _REFERENCE = re.compile(r"\$\((\w+)\)")
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a path of the pod; nothing is opened
+DEFAULT_SHARED = 64 << 20
+"""Bytes there where nothing is mounted."""
 _OF_NODE = re.compile(r"cpu|memory|ephemeral-storage|(hugepages|requests|limits)\b.*")
 """Resources that are no devices."""
 
@@ -137,7 +139,7 @@ class PodTemplate:
         if self.spec.get("hostIPC") or self.kind.startswith("Ray"):
             return None  # KubeRay mounts one itself (ray-operator, common/pod.go)
         if SHARED_MEMORY not in self.mounts:
-            return 64 << 20
+            return DEFAULT_SHARED
         return self.mounts[SHARED_MEMORY][1].at("emptyDir").size("sizeLimit")
 
     @cached_property
