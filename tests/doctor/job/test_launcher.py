@@ -618,7 +618,10 @@ WRONG = (
      "2047 MiB of memory on a node, where its processes take more than 2048"),
     ("--time", "--mem-per-cpu=255M --time", "2040 MiB of memory on a node"),
     ("wait", "true", "starts the job in the background and ends"),
-    ("srun", "srun python prepare.py\n--export=NONE \nsrun", "bash runs --export=NONE as a"),
+    *(
+        ("srun", f"{run}srun python prepare.py\n--export=NONE \nsrun", "bash runs --export=NONE as")
+        for run in ("", 'run() { "$@"; }\nrun ')
+    ),
     ("bash -c 'python", "bash -c 'MASTER_PORT=$(shuf -i 20000-30000 -n 1) python",
      "MASTER_PORT ${RANDOM} is another on each node"),
     ("bash -c 'python", "bash -c 'MASTER_ADDR=$(hostname) python",
