@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any
 
 from dshealthd.core.text import printable_lines
@@ -73,7 +72,7 @@ def collect(
             recognizer = recognizers[job]
             items = logs.read(name, recognizer.find, recognizer.found.statistics, stream)
             recognizer.add(name, items, writer)
-        finding = decide(recognizers[job].found, year=datetime.fromtimestamp(now, UTC).year)
+        finding = decide(recognizers[job].found, now=now)
         text = answer.text(finding, recognizers[job].found, unread)
         emit(FILE, f"{job}\n{printable_lines(text)}\n".encode(errors="replace"))
         if finding.outcome == "found":

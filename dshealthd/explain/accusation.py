@@ -31,7 +31,7 @@ def accused(
     """Return the culprit ranks of a failure, the proof, and the statement."""
     alike = [event for event in case.causes if are_alike(event, root)]
     same = sorted({event.rank for event in alike if event.rank is not None})
-    places = tuple(event.place for event in alike[:3])
+    places = tuple(event.place for event in alike)
     proof = [root.place]
     if root.layer != "communication":
         if root.ranks:
@@ -69,13 +69,13 @@ def accused(
                     case.missing.append("the number of ranks, and the logs of all ranks")
                 return (), verdict.proof, text
             if verdict.culprits:
-                return verdict.culprits, (*verdict.proof, *proof)[:4], verdict.text
+                return verdict.culprits, (*verdict.proof, *proof), verdict.text
         if missed:
-            places = tuple(place for _, place in case.found.ledger.named[:2])
+            places = tuple(place for _, place in case.found.ledger.named)
             return tuple(missed), places, f"{root.says}; {listed(missed)} did not take part"
         if (blocked := _blocked_alone(alike, case)) is not None:
             own = tuple(event.place for event in alike if event.rank == blocked)
-            return (blocked,), own[:4], f"rank {blocked}: {root.says}"
+            return (blocked,), own, f"rank {blocked}: {root.says}"
         if verdicts:
             return _without_culprit(case, verdicts[0])
     is_own = root.pattern != MISMATCH and root.slug not in _OF_PEERS
@@ -85,7 +85,7 @@ def accused(
     if absent:
         text = f"{root.says}; only {listed(absent)} reported no failure"
         failures = [f.place for f in case.found.failures if f.rank in absent]
-        return tuple(absent), (*proof, *failures)[:4], text
+        return tuple(absent), (*proof, *failures), text
     if root.slug in _OF_PEERS:
         case.missing.append("the log of the rank that the other ranks lost or waited for")
     return (), tuple(proof), root.says
@@ -96,7 +96,7 @@ def _without_culprit(case: Case, verdict: GroupVerdict) -> tuple[tuple[()], tupl
     if verdict.kind != "mismatch":
         why = verdict.says.partition(": ")[2] or "from before the hang until its end"
         case.missing.append(f"complete logs of all ranks: {why}")
-    return (), verdict.proof[:3], verdict.says
+    return (), verdict.proof, verdict.says
 
 
 def are_alike(event: Event, root: Event) -> bool:
@@ -183,10 +183,10 @@ def _blocked_alone(events: Sequence[Event], case: Case) -> int | None:
     blocked = {event.rank for event in events if event.pattern == "nccl-timeout/heartbeat"}
     reported = {event.rank for event in events if event.pattern == "nccl-timeout/watchdog"}
     alone = len(blocked) == 1 and not blocked & reported and len(case.seen) > 1
-    if not alone or (rank := next(iter(blocked))) is None:
+    size = case.world or max(case.seen, default=0) + 1
+    if not alone or (rank := next(iter(blocked))) is None or size > MAX_SIZE:
         return None
-    others = sorted(set(range(case.world or max(case.seen) + 1)) - blocked)
-    gaps = case.coverage.gaps(others) if case.world is None or case.world <= MAX_SIZE else ["?"]
+    gaps = case.coverage.gaps(sorted(set(range(size)) - blocked))
     return rank if case.coverage.begins_before(rank) and not gaps else None
 
 

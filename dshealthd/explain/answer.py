@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import nodes_to_exclude, plural
+from dshealthd.explain.events import listed
 from dshealthd.explain.patterns import heading
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def text(finding: Finding, found: Recognized, unread: list[str]) -> str:
 
 def _headline(finding: Finding) -> tuple[str, str]:
     """Return what happened in a few words, and in a sentence if that says more."""
-    title = finding.title or (heading(finding.slug)[0] if finding.slug else "")
+    title = _short(finding.title or (heading(finding.slug)[0] if finding.slug else ""))
     says = _short(finding.statement)
     # An exception says itself what happened.
     is_own = finding.root is not None and finding.root.pattern == "child-failed/python"
@@ -77,7 +78,7 @@ def _headline(finding: Finding) -> tuple[str, str]:
         return says, ""
     if says.lower().startswith(title.lower()):
         return says[:1].upper() + says[1:], ""
-    return _short(title), says
+    return title, says
 
 
 def _further(finding: Finding) -> list[Event]:
@@ -177,10 +178,8 @@ def _where(finding: Finding) -> str:
     if not set(address) & set(".:-"):  # a number of a device, or one in memory
         address = ""
     parts = []
-    if len(finding.ranks) == 1:
-        parts.append(f"rank {finding.ranks[0]}")
-    elif finding.ranks:
-        parts.append("ranks " + ", ".join(map(str, finding.ranks[:16])))
+    if finding.ranks:
+        parts.append(listed(finding.ranks))
     elif finding.is_symmetric:
         parts.append("all ranks alike")
     elif root is not None and root.layer == "scheduler":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,15 +46,15 @@ class Case:
     timed_out: dict[int, int] = field(default_factory=dict)
     """Where in each file a collective first timed out, or a launcher first reported an exit."""
 
-    year: int = 0
-    """Year for stamps without one."""
+    near: float = 0.0
+    """A moment to which stamps without a year are near."""
     explained: Event | None = None
     """The failure of a program that the cause, beneath it, explains."""
     _coverage: Coverage | None = None
 
     def when(self, stamp: Stamp) -> float | None:
         """Return the time of a stamp in seconds; None if it is not a date and time."""
-        return clocks.seconds(stamp, self.year)
+        return clocks.seconds(stamp, self.near)
 
     @property
     def told(self) -> list[Event]:
@@ -70,7 +71,7 @@ class Case:
     def coverage(self) -> Coverage:
         """What the logs cover for each rank; worked out on first use."""
         if self._coverage is None:
-            self._coverage = Coverage(self.found, self.year)
+            self._coverage = Coverage(self.found, self.near)
         return self._coverage
 
     def is_over(self, event: Event) -> bool:
@@ -111,11 +112,11 @@ class Case:
         return self.identities.above(event.origin.source, event.order).is_foreign
 
 
-def prepare(found: Recognized, *, year: int) -> Case:
+def prepare(found: Recognized, *, now: float) -> Case:
     """Work out the case without modifying `found`: a followed log is judged repeatedly."""
     found = replace(found, events=[replace(event) for event in found.events])
     case = Case(found, Identities(found), seen=set(found.ranks_seen), world=found.world)
-    _place(case, year)
+    _place(case, now)
     _merge(case.found.events)
     _signals(case)
     _sort(case)
@@ -123,15 +124,12 @@ def prepare(found: Recognized, *, year: int) -> Case:
     return case
 
 
-def _place(case: Case, year: int) -> None:
+def _place(case: Case, now: float) -> None:
     """Work out rank, host and time of every event."""
     found = case.found
     identities = case.identities
-    events = case.told
-    stamps = [event.stamp for event in events if event.stamp]
-    stamps += [stamp for facts in found.sources for stamp in facts.last_stamp.values()]
-    year = case.year = clocks.year_of(stamps, year)
-    for event in events:
+    case.near = clocks.moment((facts.dated for facts in found.sources), now)
+    for event in case.told:
         fields = event.fields
         event.rank = identities.rank(event.origin)
         if event.rank is None and "local" in fields:
@@ -293,7 +291,7 @@ def _crash(failure: Failure, case: Case) -> Event:
         says=(f"rank {failure.rank} ended with exit code {code}; these logs have no error "
               "message from it"),
         place=failure.place,
-        origin=Origin(failure.source, rank=failure.rank, host=failure.host), order=1 << 40,
+        origin=Origin(failure.source, rank=failure.rank, host=failure.host), order=sys.maxsize,
         stamp=stamp, exact=True, fields={"exit": str(code)},
     )  # fmt: skip
     if event.signal:

@@ -33,19 +33,13 @@ NCCL notice a closed connection at once."""
 BEFORE, AFTER = 900.0, 120.0
 """Seconds before and after the first failure in which a hardware fault may be its cause: a watchdog
 waits 600 s, and the kernel log is written a little later than the fault."""
-_LAYERS = {
-    "hardware": 1,
-    "program": 2,
-    "communication": 4,
-    "loss": 5,
-    "scheduler": 6,
-    "launcher": 7,
-}
-"""The place of each layer in the order of causes."""
-_OF_A_DEATH = 3
-"""The place of a process that died: between its program and the communication that it broke."""
-NOTHING = 8
-"""The place of what cannot be the cause."""
+_ORDER = (
+    *("reason", "hardware", "program", "death", "communication", "loss"),
+    *("scheduler", "launcher", "nothing"),
+)
+"""The order of causes: layers, a scheduler's reason while nothing had failed, a process that died,
+between its program and the communication that it broke, and what cannot be the cause.
+"""
 
 
 def candidates(case: Case) -> list[Event]:
@@ -231,32 +225,30 @@ def _pids(root: Event, case: Case) -> set[str]:
     return {str(pid) for pid in pids}
 
 
-def _place(event: Event, first: float | None, case: Case) -> int:
-    """Return where an event stands in the order; `first` is when the job first failed."""
+def _place(event: Event, first: float | None, case: Case) -> str:
+    """Return the place of an event in the order; `first` is when the job first failed."""
     layer = "loss" if event.role == "loss" else event.layer
     # A scheduler's reason, while nothing had failed, explains all that follows.
     is_reason = layer == "scheduler" or remarks.is_row(event.place.quote)
     if is_reason and not _comes_after(event, case):
-        return 0
+        return "reason"
     # A fault long before or after the first failure has nothing to do with it, and a program's
     # failure after the communication broke follows from that.
     if (layer == "hardware" and not _is_near(event.time, first)) or (
         layer == "program" and _is_aftermath(event, case)
     ):
-        return NOTHING
+        return "nothing"
     # A process that died comes before its peers' errors of communication.
-    is_death = layer == "launcher" and _is_death(event, case)
-    return _OF_A_DEATH if is_death else _LAYERS[layer]
+    return "death" if layer == "launcher" and _is_death(event, case) else layer
 
 
 def _key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
     """Return the sort key of a candidate cause: the smallest is the cause."""
     # Who sends a signal has a reason.
     is_signal = event.layer == "scheduler" and event.signal > 0
-    where, weak = _place(event, first, case), event.weak or is_signal
-    is_program = where == _LAYERS["program"]
+    place, weak = _place(event, first, case), event.weak or is_signal
     return (
-        where, weak and not is_program, not event.first,
+        _ORDER.index(place), weak and place != "program", not event.first,
         _is_of_others(event), weak and (event.bare or event.is_hollow),
         event.time is None, event.time or 0.0, weak, event.origin.source, event.order,
     )  # fmt: skip

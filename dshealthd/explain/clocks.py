@@ -16,10 +16,23 @@ Clock: TypeAlias = "str | int"
 """A host name, or the number of a file whose host is unknown."""
 UNCERTAINTY = 5.0
 """Seconds by which the clocks of two hosts may differ, as seen in clusters without NTP."""
+_HALF_A_YEAR = 182 * 86_400.0
 
 
-def seconds(stamp: Stamp, year: int) -> float | None:
-    """Return a stamp in seconds; None if it is not a date and time, such as the kernel's uptime."""
+def seconds(stamp: Stamp, near: float) -> float | None:
+    """Return a stamp in seconds; None if it is not a date and time, such as the kernel's uptime.
+
+    One without a year is of the year in which it is nearest to the moment `near`.
+    """
+    if stamp.form not in {"glog", "syslog"}:
+        return _seconds(stamp, 0)
+    year = datetime.fromtimestamp(near, UTC).year
+    found = (_seconds(stamp, one) for one in (year - 1, year, year + 1))
+    known = [when for when in found if when is not None]
+    return min(known, key=lambda when: abs(when - near), default=None)
+
+
+def _seconds(stamp: Stamp, year: int) -> float | None:
     text = stamp.text
     try:
         if stamp.form == "iso":
@@ -34,17 +47,18 @@ def seconds(stamp: Stamp, year: int) -> float | None:
             when = datetime.strptime(f"{text} +0000", "%a %b %d %H:%M:%S %Y %z")
         else:
             return None
-        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+        # Near year 1 or 9999, UTC does not have each moment of another time zone.
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC).timestamp()
     except (ValueError, ArithmeticError):
         return None
 
 
-def year_of(stamps: Iterable[Stamp], default: int) -> int:
-    """Return the year of the first stamp that has one, else `default`."""
-    for stamp in stamps:
-        if stamp.form == "iso":
-            return int(stamp.text[:4])
-    return default
+def moment(dated: Iterable[Stamp | None], now: float) -> float:
+    """Return a moment to which stamps without a year are near: the first of those that have one, or
+    half a year ago, as a log is of the last year.
+    """
+    found = (seconds(stamp, now) for stamp in dated if stamp is not None)
+    return next((when for when in found if when is not None), now - _HALF_A_YEAR)
 
 
 def clock_of(origin: Origin) -> Clock:

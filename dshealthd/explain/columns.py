@@ -41,8 +41,6 @@ _UNNAMED = re.compile(
     r"|(?<=\d)[TZ]|[^A-Za-z])*+"
 )
 """A prefix that names nothing: numbers, dates and marks, and a file whose lines are numbered."""
-_LONGEST = 160
-"""Maximum characters of a mark."""
 _NUMBER = re.compile(r"\d+")
 _BREAK = re.compile(r"\s+|(?<=\d)[:-](?=\D|$)")
 _NUMBERED = re.compile(r"\s*(\d+)[:-]")
@@ -82,7 +80,7 @@ def mark_before(lines: Sequence[str]) -> str | None:
         return _NUMBERED.pattern
     for indent in ("", r"\s*"):  # numbers of lines are aligned to the right
         forms = [_NUMBER.sub("0", _INDENT.sub("", line) if indent else line) for line in lines]
-        whole = os.path.commonprefix(forms)[:_LONGEST]  # noqa: RUF071 - of characters
+        whole = os.path.commonprefix(forms)  # noqa: RUF071 - of characters
         for found in _BREAK.finditer(whole):
             mark = whole[: found.end()]
             if _UNNAMED.fullmatch(mark):

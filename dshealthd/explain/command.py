@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import NoReturn
 
 from dshealthd import symptoms
@@ -92,10 +92,9 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer,
         try:
             if dumps.is_dump(name):
                 rank = dumps.rank_of(name)
-                if rank is not None:
-                    place = Place(name, 0, "flight recorder")
-                    recognizer.found.ranks_seen.add(rank)
-                    recognizer.found.ledger.add_dump(rank, dumps.read(name), place)
+                place = Place(name, 0, "flight recorder")
+                recognizer.found.ranks_seen.add(rank)
+                recognizer.found.ledger.add_dump(rank, dumps.read(name), place)
             else:
                 recognizer.add(name)
         except (logs.InputError, dumps.UnreadableDump, OSError) as error:
@@ -111,4 +110,4 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer,
 
 def conclude(recognizer: Recognizer) -> Finding:
     """Return the answer for everything recognized so far."""
-    return decide(recognizer.found, year=datetime.now(UTC).year)
+    return decide(recognizer.found, now=time.time())

@@ -39,9 +39,9 @@ _LAUNCHERS = tuple(
 class Coverage:
     """What the logs of a case cover for each rank."""
 
-    def __init__(self, found: Recognized, year: int) -> None:
-        """Examine all logs once ranks and times are known; `year` is for stamps without one."""
-        self._year = year
+    def __init__(self, found: Recognized, near: float) -> None:
+        """Examine all logs once ranks and times are known; `near` is for stamps without a year."""
+        self._near = near
         self._sources = found.sources
         self._has_dumps = bool(found.ledger.dumped)
         self._reports = [event for event in found.events if event.pattern in _REPORTS]
@@ -85,7 +85,7 @@ class Coverage:
         if rank is not None:
             self._homes[rank].add(source)
         stamp = self._sources[source].last_stamp.get(origin)
-        if stamp is not None and (when := clocks.seconds(stamp, self._year)) is not None:
+        if stamp is not None and (when := clocks.seconds(stamp, self._near)) is not None:
             self._until[source] = max(when, self._until.get(source, when))
             if rank is not None:
                 self._until_of[rank] = max(when, self._until_of.get(rank, when))
@@ -163,7 +163,7 @@ class Coverage:
             if (final := self._sources[source].final) is not None and final.form in forms:
                 times += [
                     (source, self._until.get(source)),
-                    (source, clocks.seconds(final, self._year)),
+                    (source, clocks.seconds(final, self._near)),
                 ]
         for source, when in times:
             if when is not None:

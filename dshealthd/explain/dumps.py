@@ -35,10 +35,14 @@ def is_dump(name: str) -> bool:
     return len(head) == 2 and head[0] == 0x80 and head[1] in range(2, 6)  # noqa: PLR2004
 
 
-def rank_of(name: str) -> int | None:
-    """Return the rank at the end of a dump's name, where torch writes it; None without one."""
+def rank_of(name: str) -> int:
+    """Return the rank at the end of a dump's name, where torch writes it; UnreadableDump without
+    one.
+    """
     match = _RANK.search(Path(name).name)
-    return int(match["rank"]) if match else None
+    if match is None:
+        raise UnreadableDump(f"{name}: a dump's name must end with its rank")
+    return int(match["rank"])
 
 
 def read(name: str) -> dict[str, Any]:

@@ -165,7 +165,7 @@ class Event:
         A process that says so itself has a stack, and one whose instruction raised it needs none.
         """
         is_told = self.layer == "hardware" or self.pattern == "child-failed/crash"
-        is_signal = self.signal > 0 or "how" in self.fields
+        is_signal = self.signal > 0 or ("how" in self.fields and "exit" not in self.fields)
         return is_signal and self.signal not in _EXPLAINED and not is_told
 
     @property

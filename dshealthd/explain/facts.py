@@ -92,6 +92,8 @@ class SourceFacts:
     last_stamp: dict[Origin, Stamp] = field(default_factory=lambda: Bounded(MAX_STREAMS))
     final: Stamp | None = None
     """The last stamp in it."""
+    dated: Stamp | None = None
+    """The last stamp in it that has a year."""
     origins: dict[Origin, None] = field(default_factory=lambda: Bounded(MAX_STREAMS))
     """The origins of its lines."""
     headings: deque[tuple[int, names.Heading]] = field(
@@ -201,6 +203,8 @@ class Recognized:
         if line.stamp is not None:
             facts.last_stamp[origin] = line.stamp
             facts.final = line.stamp
+            if line.stamp.form == "iso":
+                facts.dated = line.stamp
         if ranks:
             if match := _WORLD.search(text):
                 self.world = max(self.world or 0, int(match[1]))

@@ -13,7 +13,7 @@ from dshealthd.explain.accusation import ALIKE, ON_ALL, accused, are_alike, left
 from dshealthd.explain.case import MISMATCH, Case, prepare
 from dshealthd.explain.causality import OF_LOST_PEERS, candidates, holding, is_telling, precedes
 from dshealthd.explain.coverage import ABORTED, TERMINATED
-from dshealthd.explain.events import Event, Place
+from dshealthd.explain.events import Event, Place, listed
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
 from dshealthd.explain.names import named, only
 from dshealthd.explain.patterns import advised, load
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MAX_CHAIN = 40
 """Events shown of what followed: what a terminal of usual height holds."""
+MAX_PROOF = 4
+"""Lines of proof: somebody reads them all."""
 MAX_AGAINST = 6
 """Candidates shown that are not the cause, a line each: the answer itself has some six lines."""
 ENDED_BY_WATCHDOG = "and a rank that waits for another one ends the same way"
@@ -111,9 +113,9 @@ class Finding:
         return self.root is None or self.root.pattern != STATED
 
 
-def decide(found: Recognized, *, year: int) -> Finding:
+def decide(found: Recognized, *, now: float) -> Finding:
     """Return the cause of the failure that all logs together show."""
-    case = prepare(found, year=year)
+    case = prepare(found, now=now)
     ordered = candidates(case)
     if not ordered:
         return _without_cause(case)
@@ -139,8 +141,9 @@ def decide(found: Recognized, *, year: int) -> Finding:
         root, says, proof = left, left.says, (left.place, *proof)
     if root.pattern == "address-in-use/store":
         ranks = (0,)  # its node holds the store
-    if root.layer == "launcher" and not ranks and not root.first:
-        case.missing.append("the log of the rank that failed first: no log here has its error")
+    if root.layer == "launcher" and not root.first and not (ranks and root.is_effect):
+        whose = listed(ranks) if ranks else "the rank that failed first"
+        case.missing.append(f"the log of {whose}: no log here has its error")
     _argue(root, ordered, case)
     is_shared = _is_shared(root, ranks, says, case)
     # Not where the line says that its own node is right; of all that say it, the first is not to
@@ -173,7 +176,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
         is_symmetric=says.endswith(ON_ALL)
         or (not ranks and any(verdict.kind == "symmetric" for verdict in verdicts)),
         time=root.time,
-        proof=proof,
+        proof=proof[:MAX_PROOF],
         against=tuple(case.against[:MAX_AGAINST]),
         missing=tuple(dict.fromkeys(case.missing)),
         chain=tuple(chain[:MAX_CHAIN]),
@@ -368,7 +371,8 @@ def _without_cause(case: Case) -> Finding:
     hung = [verdict for verdict in _judged(case) if verdict.culprits or verdict.kind == "symmetric"]
     if hung and case.found.ledger.dumped:
         return Finding(
-            outcome="found", slug="nccl-timeout", ranks=hung[0].culprits, proof=hung[0].proof[:4],
+            outcome="found", slug="nccl-timeout", ranks=hung[0].culprits,
+            proof=hung[0].proof[:MAX_PROOF],
             is_symmetric=hung[0].kind == "symmetric",
             statement=hung[0].text,
             missing=("the logs of the ranks: did the job hang at all, and why?",),

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 MAX_SIZE = 200_000
 """Ranks of the largest plausible job."""
-MAX_GAPS = 4
-"""Maximum number of ranks with incomplete logs named in a sentence."""
+_SHOWN = 3
+"""Maximum number of ranks whose lines and collectives are shown of each side."""
 KINDS = ("behind", "stuck", "mismatch", "missing", "symmetric", "unknown")
 """Kinds of verdicts, those that say most first."""
 _PER_NODE = (4, 8, 16)
@@ -63,7 +63,7 @@ def judge_dumps(digests: Mapping[int, Mapping[str, Any]]) -> list[GroupVerdict]:
     found = Recognized()
     for rank, digest in digests.items():
         found.ledger.add_dump(rank, digest, Place(f"rank {rank}", 0, "flight recorder"))
-    return judge_groups(found.ledger, None, digests, Coverage(found, year=0))
+    return judge_groups(found.ledger, None, digests, Coverage(found, near=0.0))
 
 
 def judge_groups(
@@ -114,7 +114,7 @@ def judge(
     what += f" of the {label}{_called(stuck, sequence)}"
 
     def verdict(kind: str, culprits: list[GroupMember], says: str) -> GroupVerdict:
-        proof = [member.place for member in (*culprits[:3], *stuck[:2])]
+        proof = [member.place for member in (*culprits[:_SHOWN], *stuck[:_SHOWN])]
         accused = tuple(sorted(member.in_job for member in culprits))
         return GroupVerdict(
             kind, label, sequence, operation, says, accused, tuple(proof), ranks, group
@@ -138,7 +138,7 @@ def judge(
                 last = ", ".join(
                     sorted({
                         f"#{member.enqueued}{_called([member], member.enqueued)}"
-                        for member in behind[:8]
+                        for member in behind[:_SHOWN]
                     })
                 )  # fmt: skip
                 text = f"never entered {what}; last enqueued: {last}"
@@ -153,7 +153,7 @@ def judge(
             and member.completed is not None
             and member.completed >= sequence
         ]
-        if onward and len(stuck) <= len(onward):
+        if len(stuck) <= len(onward):
             text = f"did not finish {what}, which others had completed"
             return verdict("stuck", stuck, text)
         if odd := _odd(members.values(), sequence, stuck):
@@ -195,16 +195,14 @@ def _of_silent(
     # A dump shows what is pending; a report missing from a log may have been cut away.
     silent = missed or (absent if _is_whole(ledger, unknown.key) else ())
     if gaps := coverage.gaps(rank for rank in silent if rank not in ledger.dumped):
-        told = "; ".join(gaps[:MAX_GAPS])
-        if len(gaps) > MAX_GAPS:
-            told += f"; and {len(gaps) - MAX_GAPS} more"
+        told = "; ".join(gaps)  # one for each reason
         return replace(unknown, says=f"it is unclear which rank did not enter {what}: {told}")
     if missed:
         are_idle = all(rank in ledger.dumped for rank in missed)
         did = "had nothing pending in" if are_idle else "never reported on"
         text = f"{did} {what}, in which the others waited"
-        proof = [ledger.dumped[rank] for rank in missed[:3] if rank in ledger.dumped]
-        proof += [member.place for member in stuck[:3]]
+        proof = [ledger.dumped[rank] for rank in missed[:_SHOWN] if rank in ledger.dumped]
+        proof += [member.place for member in stuck[:_SHOWN]]
         return replace(unknown, kind="missing", says=text, culprits=missed, proof=tuple(proof))
     return replace(unknown, says=f"{listed(absent)} never reported on {what}")
 
@@ -309,13 +307,16 @@ def disagreement(running: Mapping[int, tuple[str, Place]]) -> GroupVerdict:
     (most, majority), *rest = sorted(ranks_of.items(), key=lambda item: -len(item[1]))
     culprits = tuple(rank for _, ranks in rest for rank in ranks)
     places = tuple(dict.fromkeys(place for _, place in running.values()))
-    others = "; ".join(what for what, _ in rest[:3])
+    others = "; ".join(what for what, _ in rest[:_SHOWN])
     says = f"ran {others} where others ran {most}"
     if 2 * len(majority) <= len(running):
         culprits = ()
-        told = "; ".join(f"rank {rank}: {what}" for rank, (what, _) in sorted(running.items())[:4])
+        first = sorted(running.items())[:_SHOWN]
+        told = "; ".join(f"rank {rank}: {what}" for rank, (what, _) in first)
         says = f"ranks ran different collectives at the same time ({told})"
-    return GroupVerdict("mismatch", "default group", None, "collective", says, culprits, places[:4])
+    return GroupVerdict(
+        "mismatch", "default group", None, "collective", says, culprits, places[:_SHOWN]
+    )
 
 
 def follow(verdicts: list[GroupVerdict]) -> list[GroupVerdict]:

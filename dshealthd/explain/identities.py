@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _BEFORE = re.compile(r'(?:\{"\w+": ?")?\[?([\w][\w.-]*\w)[\]@: ]')
 """What a line begins with, or the message of a container's record in JSON."""
+MAX_PER_NODE = 16
+"""GPUs of the largest nodes (DGX-2)."""
 _MADE_FOR_A_JOB = re.compile(r"-[a-z\d]{5}$")
 _TORCHRUN_FOLDER = re.compile(r"(.*)/attempt_\d+/\d+/[^/]+$")
 
@@ -94,8 +96,9 @@ class Identities:
             self._alone = by if len(by) == found.world and None not in by else {}
 
     def _is_one_node(self) -> bool:
-        """Return whether nothing shows that there are several nodes: no launchers, hosts, node that
-        begins with another rank than 0, or rank within the node in two logs.
+        """Return whether nothing shows that there are several nodes: no launchers, hosts, more
+        ranks than a node has GPUs, node that begins with another rank than 0, or rank within the
+        node in two logs.
         """
         locals_ = [
             one
@@ -105,6 +108,7 @@ class Identities:
         ]
         return (
             max(len(self._found.launchers), len(self._homes)) < 2  # noqa: PLR2004
+            and (self._found.world or 0) <= MAX_PER_NODE
             and not any(map(any, self._first.values()))
             and len(locals_) == len(set(locals_))
         )

@@ -310,7 +310,7 @@ def node_of(text: str) -> tuple[str, str] | None:
 
 def is_detail(text: str) -> bool:
     """Return whether a line has the form `key: value`."""
-    return ":" in text[:40] and _DETAIL.match(text) is not None
+    return _DETAIL.match(text) is not None
 
 
 class Details:
@@ -336,7 +336,7 @@ class Details:
             return
         if name in {"pid", "rank"} and not value.isdecimal():
             return
-        if name is not None and len(self._fields) < len(_KEYS):
+        if name is not None:
             self._fields.setdefault(name, value)
         if match["key"] == "Namespace":
             self.described = dict(self._fields)

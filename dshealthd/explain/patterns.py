@@ -96,7 +96,7 @@ def _compiled(expression: str) -> re.Pattern[str]:
     return re.compile(expression)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.cache
 def needs(text: str) -> frozenset[str]:
     """Return the values without which a text cannot be used."""
     return frozenset(match[1] for match in _VALUE.finditer(text) if match[2] is None)

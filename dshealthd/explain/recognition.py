@@ -304,8 +304,8 @@ class Reader:
                 self._exception(traceback)
         if kind.opens:
             self._opened = self._order
-        if consumed or len(text) < 4:  # noqa: PLR2004 - shorter than any pattern
-            return consumed
+        if consumed:
+            return True
         text = text[:MAX_MATCHED]
         self._progress(line, text, kind)
         if kind.embeds and facts.is_plain and _is_of_service(line):

@@ -223,6 +223,10 @@ class Splitter:
         self.is_stamped = any('  File "' in line and _DIGIT.match(line) for line in sample)
         stamped = [_DIGIT.match(line) or _LETTER.match(line) for line in sample]
         begins = [match.end() if match else 0 for match in stamped]
+        tasks = [TASK.match(line, at) for line, at in zip(sample, begins, strict=True)]
+        self.has_tasks = is_column(tasks) and any(
+            one and (one["task"] or not int(one["task_2"])) for one in tasks
+        )
         ranked = [
             None if self._prefix(line[at:]) else RANKED.match(line, at)
             for line, at in zip(sample, begins, strict=True)
@@ -232,10 +236,6 @@ class Splitter:
             ranks = {one["rank"] or one["rank_2"] for one in ranked if one}
             hosts = {one["host"] or one["host_3"] for one in ranked if one}
             self.has_hosts = len(hosts) < len(ranks)
-        tasks = [TASK.match(line, at) for line, at in zip(sample, begins, strict=True)]
-        self.has_tasks = is_column(tasks) and any(
-            one and (one["task"] or not int(one["task_2"])) for one in tasks
-        )
         found = [
             name_at(line, task.end() if task and self.has_tasks else begin)
             for line, begin, task in zip(sample, begins, tasks, strict=True)
@@ -351,7 +351,7 @@ class Splitter:
 
     def may_continue(self, line: Line, end: str) -> bool:
         """Return whether the next line may belong to this one."""
-        is_of_group = line.prefixed and ("[Rank " in line.text[:160] or "[PG " in line.text[:160])
+        is_of_group = line.prefixed and ("[Rank " in line.text or "[PG " in line.text)
         return 0 < self._width == len(end) or is_of_group
 
     def split(self, text: str) -> Line:

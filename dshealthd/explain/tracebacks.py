@@ -69,7 +69,7 @@ def begins(line: Line) -> bool:
     return (
         HEAD in text
         or text.startswith((_IGNORED, *_LINKS, *_SUMMARIES, "  F"))
-        or (not line.prefixed and _BARE.fullmatch(text[:1000]) is not None)
+        or (not line.prefixed and _BARE.fullmatch(text) is not None)
     )
 
 
@@ -184,7 +184,7 @@ class Assembler:
             if (
                 (current.line.prefixed or not line.prefixed)
                 and _EXCEPTION.match(text)
-                and (current.frames or _BARE.fullmatch(text[:1000]))
+                and (current.frames or _BARE.fullmatch(text))
             ):
                 opened.pop()
                 if not opened:
@@ -197,7 +197,7 @@ class Assembler:
             return False, []
         if text[:3] == "  F" and _FRAME.match(text):
             self._headless = place
-        elif not line.prefixed and _BARE.fullmatch(text[:1000]):
+        elif not line.prefixed and _BARE.fullmatch(text):
             self._headless = None
             chained = self._chained.pop(key, False)
             bare = Traceback(place, line, message=[text], bare=True, chained=chained)
@@ -225,10 +225,10 @@ class Assembler:
         if "validation error" in closing.message[0] and _FIELD.fullmatch(line.text):
             return True
         if closing.message[-1].rstrip().endswith((":", ",")) and line.text.strip():
-            return HEAD not in line.text and not _FRAME.match(line.text)
+            return not _FRAME.match(line.text)
         if opened or is_logged or not line.origin.labeled:
             return _CONTINUES.match(line.text) is not None and not _FRAME.match(line.text)
-        return bool(line.text.strip()) and not _BARE.fullmatch(line.text[:1000])
+        return bool(line.text.strip()) and not _BARE.fullmatch(line.text)
 
     def _finish(self, key: object) -> list[Traceback]:
         found = self._closing.pop(key, None)

@@ -10,11 +10,17 @@ from pathlib import Path
 import pytest
 
 from dshealthd.explain import answer, command
+from dshealthd.explain.events import listed
 from dshealthd.explain.facts import Recognized
+from dshealthd.explain.patterns import load
 from tests.explain.explaining import explained
 from tests.explain.watchdogs import Group, Rank, printed
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+STORE = (
+    "[rank{}]:[W729 10:15:17.5 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=76, "
+    "addr=[localhost]:60950, remote=[localhost]:29500): Connection reset by peer"
+)
 PAGE = Path(__file__).parents[2] / "docs" / "explain.md"
 
 
@@ -99,6 +105,8 @@ def test_only_nodes_whose_own_part_failed_are_excluded(line: str, nodes: list[st
         (["ActorDiedError: gone", "\tpid: 87687", "\tip: 192.0.2.5",
           "The actor is dead because its worker process has died."],
          "host 192.0.2.5, pid 87687"),
+        (["ActorDiedError: gone", "\tpid: none", "\tip: 192.0.2.5",
+          "The actor is dead because its worker process has died."], ""),
         (["Jan  5 10:00:00 gpu-7 kernel: NVRM: Xid (PCI:0000:dc:00): 79, pid=1, off the bus."],
          "host gpu-7, pid 1, GPU 0000:dc:00"),
         ([f"[rank{n}]: {OOM} GPU {n} has a total" for n in (0, 1)], "all ranks alike"),
@@ -118,6 +126,41 @@ def test_where_has_what_the_lines_name_and_nothing_else(lines: list[str], where:
     """
     told = answer.document(explained(*lines), Recognized(), [])
     assert (told["where"] or "") == where
+
+
+def test_an_answer_is_short() -> None:
+    """It is read by somebody in a hurry, and JSON has more of it."""
+    told: dict[str, str] = {}
+    for pattern in load().every:
+        if (pattern.role, pattern.layer, pattern.weak) == ("cause", "program", False):
+            told.setdefault(pattern.slug, pattern.match[0])
+    assert len(told) > 9
+    assert len(explained(*told.values()).against) == 6
+    own = answer.text(explained("[rank3]: ValueError: no labels"), Recognized(), [])
+    assert own.startswith("POSSIBLE   ValueError: no labels (rank 3)\nPROOF ")
+    caught = ("ValueError: a label", "KeyError: 7", "RuntimeError: a shard")
+    steps = [f"step {number} | loss 2.1" for number in range(10)]
+    assert len(explained(*caught, *steps, OOM).against) == 2
+    lost = [STORE.format(rank) for rank in range(42)]
+    finding = explained("WORLD_SIZE=64", *(f"[rank{rank}]: {OOM}" for rank in range(9)), *lost)
+    assert (len(finding.chain), len(finding.proof)) == (40, 4)
+    text = answer.text(finding, Recognized(), [])
+    assert listed(range(8)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7"
+    assert f"({listed(range(8))} and 1 more alike)" in text
+    assert (text.count("store (localhost"), "… and 28 more" in text) == (12, True)
+
+
+@pytest.mark.parametrize(
+    ("length", "told", "shown", "quoted"),
+    [(180, 180, 180, 187), (181, 181, 180, 188), (293, 200, 180, 300), (294, 200, 180, 300)],
+)
+def test_a_long_line_is_cut(length: int, told: int, shown: int, quoted: int) -> None:
+    """To what a terminal holds; what happened is said once."""
+    finding = explained("fatal: " + "shard ".ljust(length, "x"))
+    assert (len(finding.statement), len(finding.proof[0].quote)) == (told, quoted)
+    lines = answer.text(finding, Recognized(), []).splitlines()
+    (line,) = (line for line in lines if line[11:].startswith("shard"))
+    assert (len(line) - 11, line.endswith("…")) == (shown, told > shown)
 
 
 def test_a_runbook_is_printed_by_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import pickle
 import random
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dshealthd.explain import command
+from dshealthd.explain import answer, command
+from dshealthd.explain.events import Place
+from dshealthd.explain.facts import Recognized
 from dshealthd.explain.flight_recorder import digest
-from dshealthd.explain.group_verdicts import is_part_of_job, judge_dumps
+from dshealthd.explain.group_verdicts import (
+    GroupVerdict,
+    disagreement,
+    is_part_of_job,
+    judge_dumps,
+)
+from dshealthd.explain.input import InputError
 from tests.evidence.test_dump import dump, entry
 from tests.explain.explaining import explained, explained_paths, explained_text
+from tests.explain.test_layers import CAUGHT
 from tests.explain.watchdogs import Group, Rank, printed
 
 CASES = 20
@@ -82,6 +93,16 @@ def test_flight_recorders_alone_are_answered_too(tmp_path: Path) -> None:
     finding = explained_paths(tmp_path)
     assert (finding.slug, finding.ranks) == ("nccl-timeout", (1,))
     assert "logs of the ranks" in finding.missing[0]
+    assert "(rank 1)" in answer.text(finding, Recognized(), [])
+
+
+def test_a_dump_without_a_rank_is_said_to_be_unread(tmp_path: Path) -> None:
+    """A log beside it still has an answer; alone, it is no run that went well."""
+    (tmp_path / "trace.pickle").write_bytes(dump_of(4, number=42, behind=False))
+    with pytest.raises(InputError, match="must end with its rank"):
+        command.read([str(tmp_path)])
+    (tmp_path / "job.out").write_text("step 1\n")
+    assert "must end with its rank" in command.read([str(tmp_path)])[1][0]
 
 
 def test_a_dump_that_names_a_class_is_not_loaded(tmp_path: Path) -> None:
@@ -151,6 +172,11 @@ GATHER = "nccl:all_gather"
             ],
             id="a rank elsewhere",
         ),
+        pytest.param(
+            [dump(DONE, entry(2))] * 2 + [dump(entry(7, state="completed"), entry(8))],
+            [f"all_reduce #2 of the default_pg {AT} is pending on 3 ranks"],
+            id="more stuck than gone on",
+        ),
         pytest.param([dump(DONE)] * 2, [], id="nothing pending"),
     ],
 )
@@ -158,6 +184,33 @@ def test_dumps_are_judged_without_logs(dumps: list[bytes], says: list[str]) -> N
     """What the evidence of a hang says of its ranks: the verdicts of `explain`."""
     found = judge_dumps({rank: digest(data) for rank, data in enumerate(dumps)})
     assert [verdict.text for verdict in found] == says
+
+
+def test_a_digest_is_bounded() -> None:
+    """Whatever a dump holds: it is a user's, and the digests of all ranks are read together."""
+    tiny = {"state": "scheduled", "process_group": ("tiny", ""), "collective_seq_id": 1}
+    for number in (20_000, 20_001):
+        found = digest(dump({**tiny, "process_group": ("first", "")}, *[tiny] * (number - 1)))
+        assert ("first " in [group["name"] for group in found["groups"]]) == (number == 20_000)
+    groups = [{**tiny, "process_group": (str(number), "")} for number in range(65)]
+    assert len(digest(dump(*groups))["groups"]) == 64
+    own, library = {"filename": "/a/train.py"}, {"filename": "/env/torch/a.py"}
+    shapes = [[1] * 9] * 5
+    for frames, at in ((63, "/a/train.py:? "), (64, "/env/torch/a.py:? ")):
+        operation = entry(1, "x" * 201, input_sizes=shapes, frames=[*[library] * frames, own])
+        (group,) = digest(dump(*[{**operation, "collective_seq_id": n} for n in range(9)]))[
+            "groups"
+        ]
+        assert (len(group["pending"]), len(group["last"])) == (8, 8)
+        told = group["last"][0]
+        assert (told["at"], told["name"]) == (at, "x" * 200)
+        assert told["sizes"] == " ".join(["x".join("11111111")] * 4)
+    for size, is_kept in ((1 << 20, True), ((1 << 20) + 1, False)):
+        ranks = ",".join(["1"] * (size // 2)) + "1" * (1 + size % 2)
+        config = {"0": {"name": "0", "ranks": ranks}}
+        assert bool(digest(dump(entry(1), pg_config=config))["groups"][0]["ranks"]) == is_kept
+    largest = digest(dump(entry(1 << 53), entry((1 << 53) + 1)))["groups"][0]["last"]
+    assert [one["number"] for one in largest] == [1 << 53]
 
 
 def group_dump(groups: dict[str, tuple[list[int], int, int]]) -> bytes:
@@ -199,6 +252,31 @@ def test_groups_of_one_name_are_kept_apart(tmp_path: Path) -> None:
         groups = {str(20 + pair): ([pair, pair + 1], *at), "3": (list(range(8)), *of_all)}
         (tmp_path / f"_dump_{rank}").write_bytes(group_dump(groups))
     assert explained_paths(tmp_path).ranks == (5, 7)
+
+
+def test_a_verdict_shows_three_ranks_of_each_side() -> None:
+    """Their lines, their numbers and their collectives: examples, whatever the job's size."""
+    config = {"0": {"name": "0", "ranks": str(list(range(12)))}}
+
+    def judged(first: Callable[[int], list[dict[str, Any]]]) -> GroupVerdict:
+        waits = [entry(8, state="completed"), entry(9)]
+        dumps = [dump(*first(rank), pg_config=config) for rank in range(4)]
+        dumps += [dump(*waits, pg_config=config)] * 8
+        (verdict,) = judge_dumps({rank: digest(data) for rank, data in enumerate(dumps)})
+        assert verdict.culprits == (0, 1, 2, 3)
+        assert [place.file for place in verdict.proof] == [f"rank {n}" for n in (0, 1, 2, 4, 5, 6)]
+        return verdict
+
+    behind = judged(lambda rank: [entry(rank + 1, state="completed")])
+    assert re.findall(r"#\d", behind.text.partition("last")[2]) == ["#1", "#2", "#3"]
+    assert judged(lambda _: []).kind == "missing"
+    place = Place("job.out", 1, "")
+    runs = {rank: (f"op {rank}", place._replace(line=rank)) for rank in range(4)}
+    differ = disagreement(runs)
+    assert (differ.culprits, re.findall(r"op \d", differ.says)) == ((), ["op 0", "op 1", "op 2"])
+    assert len(differ.proof) == 3
+    told = disagreement({**runs, **dict.fromkeys(range(4, 9), ("most", place))})
+    assert told.text == "ranks 0, 1, 2, 3 ran op 0; op 1; op 2 where others ran most"
 
 
 def wrapper(one: int, sizes: dict[int, int], other: int) -> str:
@@ -272,6 +350,15 @@ def test_groups_as_torch_2_4_and_2_6_write_them(tmp_path: Path, group: str) -> N
     assert (finding.slug, finding.ranks) == ("nccl-timeout", (1,)), finding.statement
 
 
+@pytest.mark.parametrize(("size", "is_judged"), [(200_000, True), (200_001, False)])
+def test_a_job_of_more_ranks_than_any_has_is_not_judged(size: int, *, is_judged: bool) -> None:
+    """Its size is a number of something else, and a list of its ranks would take memory."""
+    reports = [CAUGHT.format(rank) for rank in range(3)]
+    finding = explained(f"world_size={size}", *reports)
+    assert ("it is unclear which rank did not enter" in finding.statement) == is_judged
+    assert finding.ranks == ()
+
+
 def test_nobody_is_accused_of_silence_in_a_job_of_unknown_size(tmp_path: Path) -> None:
     """Of a log that was cut, the ranks that it does not hold may have told anything."""
     text = (
@@ -283,6 +370,17 @@ def test_nobody_is_accused_of_silence_in_a_job_of_unknown_size(tmp_path: Path) -
     for head, wanted in (("", ()), ("world_size=2\n", (0,))):
         (tmp_path / "job.out").write_text(head + text)
         assert explained_paths(tmp_path / "job.out").ranks == wanted
+
+
+@pytest.mark.parametrize(("size", "ranks"), [(8, ()), (9, (0, 1, 2, 3))])
+def test_ranks_that_are_silent_together_are_fewer_than_the_others(
+    size: int, ranks: tuple[int, ...]
+) -> None:
+    """Of two halves, either may have lost the other."""
+    lost = "[rank{}]: RuntimeError: NCCL error: remote process exited or there was a network error"
+    said = [f"[rank{rank}]: up" for rank in range(size)]
+    said += [lost.format(rank) for rank in range(4, size)]
+    assert explained(f"world_size={size}", *said).ranks == ranks
 
 
 @pytest.mark.parametrize(

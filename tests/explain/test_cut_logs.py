@@ -239,6 +239,53 @@ def test_a_log_that_just_stops_is_proof_if_no_log_was_cut(
     assert explained_paths(tmp_path).ranks == ranks
 
 
+STATE = (
+    "[rank0]:[E803 19:40:50.2 ProcessGroupNCCL.cpp:2271] [PG ID 0 PG GUID 0(default_pg) Rank 0]  "
+    "failure detected by watchdog at work sequence id: 7 PG status: last enqueued work: 7, last "
+    "completed work: 6\n"
+)
+"""Of torch 2.5 and later, whose ranks report the time-outs of others."""
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "ranks"),
+    [(-15, "", (3,)), (-15, STATE, ()), (-6, "", ()), (1, STATE, (3,))],
+)
+def test_the_end_of_a_silent_rank_says_whether_its_log_is_whole(
+    code: int, state: str, ranks: tuple[int, ...]
+) -> None:
+    """One that aborts has reported, and one that could be ended would have, if its torch does."""
+    start = "[rank{0}]: WORLD_SIZE=4\n[rank{0}]: step 9 | loss 2.1\n"
+    files = {f"rank{rank}.log": start.format(rank) for rank in range(4)}
+    for rank in range(3):
+        report = f"{CAUGHT.format(rank)}\n"
+        files[f"rank{rank}.log"] += report + report.replace("Watch", "what(): Watch")
+    files["rank0.log"] += state
+    files[CONSOLE] = (
+        "Failures:\nRoot Cause (first observed failure):\n  rank : 3 (local_rank: 3)\n"
+        f"  exitcode : {code} (pid: 7)\n====="
+    )
+    assert explained(files).ranks == ranks
+
+
+@pytest.mark.parametrize(
+    ("last", "late", "ranks"),
+    [
+        ("40:50", "41:00.1", (3,)),
+        ("40:50", "41:00.0", ()),
+        ("41:10", "41:20.1", (3,)),
+        ("41:10", "41:19.1", ()),
+    ],
+)
+def test_silence_shows_ten_seconds_after_the_last_report(
+    last: str, late: str, ranks: tuple[int, ...]
+) -> None:
+    """Of reports that lack their end, the log may lack another one."""
+    reports = [CAUGHT.format(0), CAUGHT.format(1).replace("40:50", last), CAUGHT.format(2)]
+    lines = ["WORLD_SIZE=4", *reports, f"2026-08-03 19:{late} [rank3]: up"]
+    assert explained({"job.out": "\n".join(["step 1 | loss 2", *lines])}).ranks == ranks
+
+
 def test_a_log_that_begins_within_a_line_is_of_no_rank_or_host() -> None:
     """What a torn line says may be half of a sentence; below another, it is of its rank."""
     known = "| distributed init (rank 2, local 2, world 8, node gpu-12)\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dshealthd.explain import command
-from tests.explain.explaining import explained
+from tests.explain.explaining import explained, explained_files
 
 KERNEL = "Jan  5 10:00:00 gpu-7 kernel: "
 CAUGHT = (
@@ -397,6 +397,19 @@ def test_a_summary_of_another_attempt_gives_no_host() -> None:
     gone = "NVRM: Xid (PCI:0000:dc:00): 79, GPU has fallen off the bus."
     assert explained(gone, *second).ranks == ()  # whose GPU it is, nothing says
     assert explained(NAN, *summary("gpu-6", 9, 8, pid=100), *summary("gpu-6", 11, 10, pid=100)).host
+
+
+def test_of_several_launchers_crashes_the_first_is_to_blame() -> None:
+    """Others may have crashed as they lost it; so may one that failed in another way."""
+    gone = "[rank0]: RuntimeError: NCCL error: remote process exited or there was a network error"
+    other = "[rank2]: ValueError: a label"
+    assert explained(gone, other, *summary("gpu-6", 3, pid=100)).ranks == (3,)
+    crashes = [
+        tuple(line.replace(": 16", ": -11").replace("13:33", at) for line in summary(*who, pid=100))
+        for at, who in (("13:39", ("gpu-5", 9)), ("13:35", ("gpu-6", 3)))
+    ]
+    finding = explained_files({"a.log": crashes[0], "b.log": crashes[1]})
+    assert (finding.ranks, finding.host) == ((3,), "gpu-6")
 
 
 RERUN = "ERROR:megatron.core.rerun_state_machine:Rank 11, node {}, device 3, iteration #18015: {}!"

@@ -198,7 +198,9 @@ def test_victims_of_a_dead_master_are_not_the_culprits() -> None:
     assert "ranks 1, 2, 3, 4, 5, 6, 7" in many.statement
     others = [f"[rank{rank}]: joined" for rank in range(8) if rank != 5]
     assert explained(*others, text.format(5)).ranks == (5,)
-    assert explained(*others, text.format(5), text.format(6)).ranks == (5, 6)
+    lost = text.format(1), text.format(2)
+    for joined, ranks in (((0, 3, 4), (1, 2)), ((0, 3), ())):  # besides rank 0
+        assert explained(*(f"[rank{rank}]: joined" for rank in joined), *lost).ranks == ranks
 
 
 def test_a_triton_kernel_that_failed_could_run() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from dshealthd.explain import answer
 from dshealthd.explain import input as logs
-from dshealthd.explain.finding import Finding
+from dshealthd.explain.finding import Finding, decide
+from dshealthd.explain.recognition import Recognizer
 from tests.explain.explaining import explained_paths, explained_text
 
 TRACEBACK = (
@@ -109,6 +112,28 @@ def test_a_time_that_is_none_is_left_out() -> None:
     """A counter or a word in the place of a time does no harm."""
     for value in ("yesterday", True, None, 1e300, {"a": 1}):
         assert len(logs.lines(json.dumps({"msg": "a\nb", "time": value}))) == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "when"),
+    [
+        (["[E0102 23:00:00.5 a.cpp:1] {}"], "2027-01-02T23:00:00"),
+        (["[E0103 01:00:00.5 a.cpp:1] {}"], "2026-01-03T01:00:00"),
+        (["Dec 30 10:00:00 gpu-7 train[7]: {}"], "2026-12-30T10:00:00"),
+        (["2024-12-31 23:59:50,1 step 9", "[E0101 00:00:10.5 a.cpp:1] {}"], "2025-01-01T00:00:10"),
+        (["9999-12-31T23:59:59-05:00 gpu-7 train[7]: {}"], None),
+    ],
+)
+def test_a_stamp_without_a_year_is_near_one_that_has_it(lines: list[str], when: str | None) -> None:
+    """Else of the last year, up to half a day ahead of this clock: a log of December is read in
+    January, too.
+    """
+    recognizer = Recognizer()
+    text = "OSError: [Errno 28] No space left on device: '/a'"
+    raw = [logs.Raw(number, line.format(text)) for number, line in enumerate(lines, 1)]
+    recognizer.add("job.out", raw)
+    finding = decide(recognizer.found, now=datetime(2027, 1, 2, 12, tzinfo=UTC).timestamp())
+    assert answer.document(finding, recognizer.found, [])["time"] == when
 
 
 def test_torchrun_prints_its_own_error_as_json(tmp_path: Path) -> None:

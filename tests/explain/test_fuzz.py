@@ -126,6 +126,11 @@ HUGE = "9" * 5000
             "Failures:\n  rank      : 999999999 (local_rank: 0)\n  exitcode  : 1 (pid: 7)\n"
             "RuntimeError: pair.cc:553] Connection closed by peer [10.0.0.4]:8852."
         ),
+        (
+            "[rank6]:[E429 13:55:49.3 x.cpp:1] [PG 0 Rank 6] Heartbeat monitor timed out! Process "
+            "will be terminated\nFailures:\n  rank      : 999999999 (local_rank: 0)\n"
+            "  exitcode  : 1 (pid: 7)"
+        ),
         f"Failures:\n  rank      : {HUGE} (local_rank: {HUGE})\n  exitcode  : {HUGE} (pid: {HUGE})",
         f"(Worker pid={HUGE}) KeyError: 4",
         f"gpu-1:{HUGE}:{HUGE} [{HUGE}] NCCL WARN Net : Call to recv failed : Broken pipe",

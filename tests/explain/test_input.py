@@ -112,6 +112,35 @@ def test_the_edges_of_a_log_are_always_read(before: int, tmp_path: Path, *, is_r
     assert (explained_paths(path).host == "gpu-7") == is_read
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "is_read"),
+    [(1000, None, True), (1100, None, False), (None, 4000, True), (None, 4200, False)],
+)
+def test_what_stands_around_a_failure_is_read(
+    before: int | None, after: int | None, tmp_path: Path, *, is_read: bool
+) -> None:
+    """A KiB before it and four after it, whatever it says."""
+    chatter, who = "fine\n" * 20_000, "rank=5 host=gpu-7 local_rank=1 pid=71\n"
+    lines = [chatter, who * (before is not None), chatter[: before or 0], f"[rank5]: {FULL}\n"]
+    lines += [chatter[: after or 0], who * (after is not None), chatter]
+    path = tmp_path / "job.out"
+    path.write_text("".join(lines))
+    assert (explained_paths(path).host == "gpu-7") == is_read
+
+
+def test_so_many_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so much of a line."""
+    monkeypatch.chdir(tmp_path)
+    for size in (1 << 16, (1 << 16) + 1):
+        Path("log").write_text("x" * size + "\n")
+        recognizer, _ = command.read(["log"])
+        assert recognizer.found.statistics.cut == size - (1 << 16)
+    names = ["./" * one + "/" * other + "log" for one in range(1, 143) for other in range(142)]
+    assert len(logs.expand(names[:20_000])) == 20_000
+    with pytest.raises(logs.InputError, match="more than 20,000 files"):
+        logs.expand(names[:20_001])
+
+
 def test_line_numbers_are_those_of_the_file(tmp_path: Path) -> None:
     """A claim's proof can be looked up, far into a file of which most lines were left out."""
     for before in (0, 1, 999, 70_001):

@@ -159,14 +159,21 @@ def test_a_signal_after_an_end_follows_from_it(ends: list[str], says: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("who", "is_content"), [("", False), ("[rank2]: ", True), ("(Engine pid=7) ", True)]
+    ("rank", "begin", "who", "is_content"),
+    [
+        ("[rank2]: ", 0, "", False),
+        ("[rank2]: ", 0, "[rank2]: ", True),
+        ("[rank2]: ", 0, "(Engine pid=7) ", True),
+        ("", 0, "", True),  # of nobody known
+        ("[rank2]: ", 2, "", True),  # without its stack
+    ],
 )
 def test_what_a_launcher_says_after_a_stack_is_not_its_content(
-    who: str, *, is_content: bool
+    rank: str, begin: int, who: str, *, is_content: bool
 ) -> None:
     """However little the exception says; what a server says may only be printed later."""
     stack = ("Traceback (most recent call last):", '  File "a.py", line 3, in f', "KeyError: 'x'")
-    lines = [f"[rank2]: {line}" for line in stack]
+    lines = [f"{rank}{line}" for line in stack[begin:]]
     finding = explained("step 8 | loss 2", *lines, f"{who}the gang failed, attempt 1 of 1")
     assert ("the gang" in finding.statement) == is_content
 

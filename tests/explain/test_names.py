@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
+from dshealthd.explain.names import numbers
 from tests.explain.explaining import explained, explained_files
+from tests.explain.test_facts_of_several_lines import summary
 
 XID = "[Mon Jan  5 10:00:00 2026] NVRM: Xid (PCI:0000:dc:00): 79, GPU has fallen off the bus."
 OOM = "RuntimeError: CUDA error: out of memory"
+SUMMARY = summary("gpu-6", 11, pid=100)
 COMM = "ncclCommInitRankConfig comm 0x5e rank {} nranks 16 cudaDev 6 nvmlDev 6 busId {} commId 0x9"
 
 
@@ -50,6 +54,15 @@ def test_a_rank_is_on_the_host_that_a_line_puts_beside_it(line: str, host: str |
     assert (finding.ranks, finding.host) == ((3,), host)
 
 
+@pytest.mark.parametrize(("rank", "ranks"), [(1, (1,)), (9, ())])
+def test_a_task_of_srun_is_a_rank_unless_its_lines_have_others(
+    rank: int, ranks: tuple[int, ...]
+) -> None:
+    """Each task may be the launcher of a node."""
+    lines = [f"{task}: [rank{one}]: up" for task, one in ((0, 0), (1, rank))]
+    assert explained(*lines, "1: ValueError: a wrong label").ranks == ranks
+
+
 def test_a_rank_that_two_hosts_had_has_none() -> None:
     """It was started again elsewhere, and nothing says which of the two failed."""
     lines = [f"| distributed init (rank 3, local 3, world 8, node gpu-{n})" for n in (12, 13)]
@@ -78,6 +91,8 @@ FAULT = "EXT4-fs error (device nvme0n1): ext4_find_entry:1455: inode #2: comm py
         ("## gpu-12 / gpu-19", None),  # of which nothing else is known
         ("## gpu-14", None),
         ("## after the run", None),
+        ("## gpu-12".ljust(199, "."), "gpu-12"),
+        ("## gpu-12".ljust(200, "."), None),
         ("[ops@login ~]$ torchrun --master_addr gpu-12 train.py", None),
         ("the job on gpu-12 began", None),
     ],
@@ -268,9 +283,36 @@ def test_ranks_that_a_launcher_saw_fail_may_each_have_printed_what_came_twice() 
 def test_a_rank_within_a_node_is_none_where_several_nodes_have_some() -> None:
     """Nothing says where the first rank of each node is."""
     ready = "[default{}]: up"
-    assert explained("gpu-1: " + ready.format(0), "gpu-1: [default1]:" + OOM).ranks == (1,)
+    one = ("gpu-1: " + ready.format(0), "gpu-1: [default1]:" + OOM)
+    assert explained(*one).ranks == explained("world_size=16", *one).ranks == (1,)
+    assert explained("world_size=17", *one).ranks == ()
     hosts = [f"gpu-{number}: {ready.format(0)}" for number in (1, 2, 1, 2)]
     assert explained(*hosts, "gpu-2: [default1]:" + OOM).ranks == ()
+
+
+@pytest.mark.parametrize(
+    ("beside", "elsewhere", "ranks"),
+    [
+        ([line for line in SUMMARY if "host" not in line], (), (13,)),
+        ((), SUMMARY, (13,)),  # by its host
+        (("rank=8 local_rank=0 pid=4",), (), (13,)),
+        ((), ("rank=8 local_rank=0 host=gpu-6",), (13,)),
+        ((), [f"rank={rank} local_rank=0 pid={rank}" for rank in (8, 0)], ()),  # of any host
+        ((), ("rank=0 local_rank=0 pid=4",), (5,)),
+        (
+            ("rank=8 local_rank=0 pid=4",),
+            [f"rank={rank} local_rank=0 host=gpu-6" for rank in (8, 0)],
+            (),
+        ),
+    ],
+)
+def test_a_rank_within_a_node_is_counted_from_the_first_of_the_node(
+    beside: Sequence[str], elsewhere: Sequence[str], ranks: tuple[int, ...]
+) -> None:
+    """As a launcher's summary or another line says it, of this log or of this host."""
+    chatter = [f"gpu-{number}: up" for number in (5, 6)] * 3
+    lines = [*chatter, f"gpu-6: [default5]:{OOM}", *beside]
+    assert explained_files({"a.log": lines, "b.log": elsewhere}).ranks == ranks
 
 
 def test_only_ranks_with_the_same_words_fail_alike() -> None:
@@ -663,9 +705,11 @@ def test_more_exceptions_than_failed_ranks_may_be_of_other_processes() -> None:
 
 def test_a_list_of_too_many_ranks_is_none() -> None:
     """A line must not cost more than its length."""
-    many = ", ".join(["0-9999"] * 500)
-    line = f"ranks: {{'gpu-12': [{many}], 'gpu-13': [4, 5, 6]}}"
-    assert explained(line, "[rank5]: " + OOM).host is None
+    assert len(numbers("0-9999")) == 10_000
+    assert numbers("0-10000") == numbers("0-9999, 7") == ()
+    for last, host in ((9999, "gpu-13"), (10_000, None)):
+        line = f"ranks: {{'gpu-12': [0-4], 'gpu-13': [5-{last}]}}"
+        assert explained(line, "[rank5]: " + OOM).host == host
 
 
 LOST = (
@@ -711,11 +755,14 @@ def test_a_gpu_that_the_kernel_names_is_that_of_the_rank_on_it(
     assert (finding.host, finding.ranks) == ("gpu-7", ranks)
 
 
-@pytest.mark.parametrize("factor", [1, 1000, 1_000_000])
-def test_a_number_is_a_time_of_its_magnitude(factor: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "divisor"),
+    [(10**11, 1), (10**11 + 1000, 1000), (10**14, 1000), (10**14 + 1_000_000, 1_000_000)],
+)
+def test_a_number_is_a_time_of_its_magnitude(number: int, divisor: int) -> None:
     """In seconds, as Fluent Bit has it, milliseconds, or microseconds, as journald has it."""
-    record = {"ts": 1_767_607_200 * factor, "host": "gpu-7", "msg": OOM}
-    assert explained(json.dumps(record)).time == 1_767_607_200
+    record = {"ts": number, "host": "gpu-7", "msg": OOM}
+    assert explained(json.dumps(record)).time == number / divisor
 
 
 def test_an_answer_has_one_reason_against_each_symptom() -> None:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import random
 from itertools import islice, product
 from string import ascii_lowercase
+from typing import Any
 
 import pytest
 
+from dshealthd.explain.events import Origin
+from dshealthd.explain.facts import Recognized, SourceFacts
 from dshealthd.explain.input import Raw
+from dshealthd.explain.kinds import Kinds
+from dshealthd.explain.ledger import Ledger
 from dshealthd.explain.patterns import load
 from dshealthd.explain.recognition import Recognizer
-from dshealthd.explain.streams import HEAD, Splitter
+from dshealthd.explain.streams import HEAD, Line, Splitter
+from dshealthd.explain.templates import Templates
+from dshealthd.explain.tracebacks import Assembler
 from dshealthd.linux import kernel_lines
 from tests.explain.explaining import explained
 
@@ -41,6 +48,7 @@ PREFIXES = [
 ]  # fmt: skip
 """Of dmesg, journalctl, syslog, grep, less, docker compose, stern, kubectl, Talos, Loki, ansible,
 pdsh, srun, and of people."""
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 PARTS = [
     "gpu-7", "kernel", "warn", "10:00:00", "2026-01-05", "Jan 5", "12.5", "4711", "[4711]",
     "(stdout)", "<6>", "host=a", "rank3", "F", "…", "日志", "E", "->",
@@ -258,6 +266,57 @@ def test_so_many_shapes_are_remembered(number: int, kept: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("known", "most"),
+    [
+        (Recognized().seats, 100_000),
+        (SourceFacts("").origins, 10_000),
+        (Assembler(print)._open, 4096),
+    ],
+)
+def test_so_many_names_are_remembered(known: dict[Any, Any], most: int) -> None:
+    """Logs may have any number of ranks, hosts, processes and reports."""
+    for number in range(most + 1):
+        known[number] = None
+        known.setdefault(-number, None)
+    assert len(known) == most
+
+
+def test_so_many_events_are_kept() -> None:
+    """And so many logs of one file are told apart."""
+    recognizer, reports = Recognizer(), set[tuple[int, int, str]]()
+    recognizer.add("all.log", (Raw(n, f"==> {n // 2} <==" if n % 2 else OOM) for n in range(2002)))
+    assert len(recognizer.found.sources) == 1000
+    (event,) = recognizer.found.events[:1]
+    for number in range(100_001):
+        recognizer.keep(event)
+        Ledger._note(reports, (number, 0, ""))
+    assert (len(recognizer.found.events), len(reports)) == (20_000, 100_000)
+
+
+@pytest.mark.parametrize(("number", "kept"), [(256, 256), (257, 1)])
+def test_so_many_kinds_of_lines_are_remembered(number: int, kept: int) -> None:
+    """As many as are in 4 MiB with what a kind takes; then all are forgotten."""
+    kinds = Kinds()
+    for letters in islice(product(ascii_lowercase, repeat=2), number):
+        line = Line(
+            "".join(letters).ljust((1 << 14) - 512, "-"), Origin(), None, "", prefixed=False
+        )
+        kinds.of(line, "")
+    assert len(kinds._known) == kept
+
+
+@pytest.mark.parametrize(("number", "kept"), [(7332, 7332), (7333, 1)])
+def test_so_many_templates_are_remembered(number: int, kept: int) -> None:
+    """As many as are in 8 MiB with their entries, and none of more than a KiB."""
+    find = Templates()
+    words = islice(product(ascii_lowercase, repeat=3), number)
+    find("\n".join("".join(letters).ljust(1024, "-") for letters in words).encode())
+    assert len(find._known) == kept
+    find(b"a" * 1025)
+    assert len(find._known) == kept
+
+
+@pytest.mark.parametrize(
     ("width", "number", "wrapped"),
     [(59, 2, False), (60, 2, True), (1000, 2, True), (1001, 2, False), (60, 1, False)],
 )
@@ -273,3 +332,5 @@ def test_what_is_taken_for_a_prefix(size: int, *, taken: bool) -> None:
     """What stands before a traceback's head, if it ends within the first 160 characters."""
     line = Splitter(0, "").split("-" * size + HEAD)
     assert (line.text == HEAD) is taken
+    number = 8 + (not taken)
+    assert (Splitter(0, "").split("[rank3]: " * number + "x").text == "x") is taken

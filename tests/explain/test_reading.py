@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import time
+from itertools import islice, product
+from string import ascii_lowercase
 
 import pytest
 
 from dshealthd.explain import command, remarks
-from tests.explain.explaining import explained
+from dshealthd.explain.events import Place
+from dshealthd.explain.input import Raw
+from dshealthd.explain.recognition import Recognizer
+from dshealthd.explain.streams import HEAD, Splitter
+from dshealthd.explain.tracebacks import Assembler, Traceback
+from tests.explain.explaining import explained, explained_files
 
 WORTH_READING = 3
 
@@ -65,6 +73,9 @@ def test_where_the_job_worked_on_nobody_knows() -> None:
     assert explained(*STEPS, error).outcome == "found"
     assert explained(*STEPS, error, *STEPS[:9]).outcome == "undecided"
     assert explained(*STEPS, error, *STEPS[:10]).outcome == "nothing"
+    ranks = [f"[rank{rank}]: up" for rank in range(4)]  # of which each prints a few
+    assert explained(*ranks, error, *STEPS[:11]).outcome == "undecided"
+    assert explained(*ranks, error, *STEPS[:12]).outcome == "nothing"
     info = "INFO: a checkpoint is saved"
     assert explained(error, *[info] * 9).outcome != "nothing"
     assert explained(error, *[info] * 10).outcome == "nothing"
@@ -77,6 +88,18 @@ def test_words_of_failure_alone_are_undecided_and_to_be_read() -> None:
     assert finding.outcome == "undecided"
     assert [place.quote for place in finding.proof] == odd[:WORTH_READING]
     assert command.EXIT[finding.outcome] == 3
+
+
+def test_of_equal_remarks_the_first_is_quoted() -> None:
+    """By their times, where these are known, and else by their places."""
+    late, early = (
+        "2026-01-05 10:00:0{} fatal: shard {} is lost".format(*one) for one in ("9a", "5b")
+    )
+    assert explained_files({"a.log": [late], "b.log": [early]}).statement == "shard b is lost"
+    bare = early.partition(" fatal")[2].replace("b", "c")
+    assert (
+        explained_files({"a.log": ["fatal" + bare], "b.log": [late]}).statement == "shard a is lost"
+    )
 
 
 def test_content_explains_more_than_its_wrapper() -> None:
@@ -214,9 +237,8 @@ HOLLOW, CORRUPT = "RuntimeError: load_all failed: ok=False", "ERROR loader: shar
          "RuntimeError: no shard is left to load"),
         ([HOLLOW, "srun: error: n1: task 0: Exited with exit code 1"],
          HOLLOW),
-        ([HOLLOW, *(f"line {n}" for n in range(60)),
-          CORRUPT],
-         HOLLOW),
+        ([HOLLOW, *["a line"] * 49, CORRUPT], "shard 7 is corrupt"),
+        ([HOLLOW, *["a line"] * 50, CORRUPT], HOLLOW),
         (["Traceback (most recent call last):", '  File "t.py", line 7, in f',
           "ValueError: Caught ValueError in DataLoader worker process 2.",
           "Original Traceback (most recent call last):", '  File "d.py", line 9, in g',
@@ -263,7 +285,8 @@ def test_a_message_that_says_why_is_not_hollow(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "5", "x_y failed: ok=False", "error in: a/b.cpp:64, code 11", "/a/b: internal error",
+    ["", "5", "the spool failed", "x_y failed: ok=False", "error in: a/b.cpp:64, code 11",
+     "/a/b: internal error",
      "Command '['ninja', '-v']' returned non-zero exit status 1.",
      "502 Server Error: Bad Gateway for url: http://router:8000/v1/completions",
      "503 Service Unavailable\nFor more information check: https://developer.mozilla.org/503"],
@@ -347,8 +370,27 @@ def test_who_ended_is_said_although_nothing_says_why(lines: list[str], outcome: 
     finding = explained(*lines)
     assert finding.outcome == outcome
     assert finding.proof
-    is_killed = finding.root is not None and finding.root.is_effect
+    is_killed = outcome == "undecided" and not {SRUN, STORE}.intersection(lines)
     assert any("sent the signal" in one for one in finding.missing) == is_killed
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome", "whose"),
+    [
+        ([SRUN], "undecided", ["rank 1"]),
+        (["torchrun", SRUN], "undecided", ["the rank that failed first"]),
+        (["gpu3: ssh: connect to host gpu3 port 22: Connection refused"], "found", []),
+        (["srun: error: n2: task 1: Killed"], "undecided", []),
+    ],
+)
+def test_an_exit_code_asks_for_the_log_of_who_ended(
+    lines: list[str], outcome: str, whose: list[str]
+) -> None:
+    """A signal for that of who sent it; what a launcher could not do needs neither."""
+    finding = explained(*lines)
+    logs = [re.fullmatch("the log of (.*): no log here has its error", one)
+            for one in finding.missing]  # fmt: skip
+    assert (finding.outcome, [log[1] for log in logs if log]) == (outcome, whose)
 
 
 UNFOUND = "[WARNING] [engine.py:2601:load_checkpoint] Unable to find latest file at ckpt/latest"
@@ -463,6 +505,8 @@ def test_what_a_pod_got_beyond_is_over() -> None:
     started = row("Normal", "Started", "Started container trainer")
     assert explained(mount).statement.startswith("FailedMount")
     assert explained(mount, started).outcome == "nothing"
+    assert explained(mount, *["a row"] * 19, started).outcome == "nothing"
+    assert explained(mount, *["a row"] * 20, started).statement.startswith("FailedMount")
     assert explained(probe, started).statement.startswith("Unhealthy")
 
 
@@ -575,3 +619,54 @@ def test_a_name_of_a_loopback_address_explains_a_failure_to_connect(
 def test_a_level_counts_wherever_the_text_begins(prefix: str) -> None:
     """What stands before it may be a prefix with any end; without the level, nothing fails."""
     assert explained(f"{prefix}Error: No node types can fulfill the request").outcome == "found"
+
+
+@pytest.mark.parametrize(("length", "is_read"), [(0, True), (1, False)])
+def test_so_much_of_a_line_is_read(length: int, *, is_read: bool) -> None:
+    """Of a level and a tag, of words, before an exception, and of reasons within each other."""
+    assert (remarks.level_of(" ERROR".rjust(200 + length, "."))) == "error" * is_read
+    assert remarks.is_kernel("kernel: ".rjust(200 + length, ".")) == is_read
+    assert remarks.may_be("failed".rjust(1000 + length, ".")) == is_read
+    assert remarks.embedded("-" * (200 + length) + "KeyError: 7") == (200 if is_read else None)
+    remark = remarks.read("the job failed: " * (20 + length) + "no route is known", "error")
+    assert remark is not None
+    assert (remark.content == "no route is known") == is_read
+    xid = "NVRM: Xid (PCI:0000:dc:00): 79".rjust(2000 + length, ".")
+    assert (explained(xid).slug == "gpu-lost") == is_read
+
+
+def assembled(*texts: str) -> list[Traceback]:
+    """Return the tracebacks in some lines of a rank."""
+    splitter, assembler = Splitter(0, "", rank=0), Assembler(lambda _: None)
+    found = []
+    for number, text in enumerate(texts, 1):
+        found += assembler.feed(splitter.split(text), Place("job.out", number, text))[1]
+    return [*found, *assembler.finish()]
+
+
+def test_so_much_of_a_traceback_is_kept() -> None:
+    """Of its frames, of its message, and of the ones that it is raised in."""
+    frame, error = '  File "a.py", line 1, in f', "ValueError: a label"
+    (one,) = assembled(HEAD, *[frame] * 201, error, *["it is none".ljust(300, "-")] * 16)
+    assert (len(one.frames), len(one.message), len(one.text)) == (200, 16, 4000)
+    (one,) = assembled(HEAD, frame, "ValueError: none of:", frame)
+    assert one.message == ["ValueError: none of:"]
+    nested = assembled(*[HEAD, frame] * 65, *[error] * 65)
+    assert [len(one.frames) for one in nested] == [2, *[1] * 63, 0]
+    for length, frames in ((399, 1), (400, 0)):
+        (one,) = assembled(HEAD.ljust(length), frame, error)
+        assert len(one.frames) == frames
+    finding = explained(f"{'A' * 150}Error: {'x' * 201}")
+    assert finding.root is not None
+    assert finding.root.fields == {"exception": "A" * 120, "message": "x" * 200}
+
+
+def test_so_many_remarks_of_a_log_are_kept() -> None:
+    """The last ones, each with the first of those who made it."""
+    words = ["".join(letters) for letters in islice(product(ascii_lowercase, repeat=2), 301)]
+    lines = [f"fatal: shard {word} is lost" for word in words]
+    lines += [f"[rank{rank}]: {lines[-1]}" for rank in range(101)]
+    recognizer = Recognizer()
+    recognizer.add("job.out", [Raw(number, line) for number, line in enumerate(lines, 1)])
+    kept = [*recognizer.found.sources[0].statements]
+    assert (len(kept), kept[0].event.place.line, len(kept[-1].origins)) == (300, 2, 100)

@@ -32,6 +32,7 @@ from dshealthd.doctor.job.sources.rendezvous import Rendezvous, rendezvous
 from dshealthd.doctor.job.sources.shell import ShellCommand
 from dshealthd.doctor.job.sources.slurm_script import SlurmScript
 from dshealthd.doctor.job.sources.source import (
+    MAX_BYTES,
     Source,
     count_gpus,
     read_all,
@@ -381,18 +382,18 @@ def _mapped(source: Source[Any] | None, name: str, make: Callable[[Any], Any]) -
 
 
 def _read_config(path: str) -> deepspeed_config.Parsed:
-    return deepspeed_config.parse(read_text(path, deepspeed_config.MAX_BYTES))
+    return deepspeed_config.parse(read_text(path, MAX_BYTES))
 
 
 def _read_script(path: str, environment: Mapping[str, str]) -> dict[str, Any]:
     def read(name: str) -> str:
         """Return the text of a file that the script names; empty if it cannot be read."""
         with contextlib.suppress(OSError, ValueError, ArithmeticError):
-            return read_text(_beside(name, os.path.dirname(path)), slurm_script.MAX_BYTES)
+            return read_text(_beside(name, os.path.dirname(path)), MAX_BYTES)
         return ""
 
     try:
-        text = read_text(path, slurm_script.MAX_BYTES)
+        text = read_text(path, MAX_BYTES)
         return asdict(slurm_script.parse(text, environment, read))
     except (ValueError, ArithmeticError) as error:
         message = str(error) if str(error).startswith(path) else f"{path}: {error}"
@@ -400,7 +401,7 @@ def _read_script(path: str, environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _read_manifest(path: str) -> dict[str, Any]:
-    return manifest.parse(read_text(path, manifest.MAX_BYTES))
+    return manifest.parse(read_text(path, MAX_BYTES))
 
 
 def _command(words: Sequence[str], environment: Mapping[str, str]) -> Source[LauncherCommand]:

@@ -18,6 +18,7 @@ from dshealthd.doctor.job.sources.launcher_command import SAVES
 from dshealthd.doctor.job.sources.layout import Layout, torchrun
 from dshealthd.doctor.job.sources.manifest import (
     CONTROLLERS,
+    DEFAULT_SHARED,
     SHARED_MEMORY,
     Manifest,
     PodTemplate,
@@ -52,8 +53,6 @@ _RDMA = re.compile(r"rdma/.*|vpc\.amazonaws\.com/efa|networking\.gke\.io\.networ
 name them.
 """
 _LOCKS = frozenset({"IPC_LOCK", "CAP_IPC_LOCK", "ALL"})
-_DEFAULT = 64 << 20
-"""Bytes at /dev/shm where nothing is mounted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,7 +360,7 @@ def _unserved(pod: PodTemplate, service: ManifestFields) -> Iterator[str]:
 
 def _small(start: PodStart) -> Iterator[str]:
     pod, shared = start.pod, start.pod.shared_memory
-    if pod.is_training and pod.gpus > 1 and shared is not None and shared <= _DEFAULT:
+    if pod.is_training and pod.gpus > 1 and shared is not None and shared <= DEFAULT_SHARED:
         yield (
             f"{SHARED_MEMORY} has {shared >> 20} MB, the default where nothing larger is mounted:"
             " too few for NCCL between GPUs of a pod and for data loaders"

@@ -12,7 +12,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from dshealthd.core import documents
@@ -224,8 +223,7 @@ class LogWatch:
                 end = now + (until - now) / (len(job.paths) - number)
                 worked |= self._examine(job, root, path, end)
         if worked:
-            year = datetime.fromtimestamp(self._wall(), UTC).year
-            finding = decide(job.recognizer.found, year=year)
+            finding = decide(job.recognizer.found, now=self._wall())
             # While a job runs, words that no pattern knows are no reason for a ticket.
             is_clear = finding.outcome == "found" and finding.is_known
             job.finding = finding if is_clear else None

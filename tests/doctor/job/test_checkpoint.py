@@ -203,6 +203,26 @@ def test_names_of_links(tmp_path: Path) -> None:
     assert "has no files" in texts(found)
 
 
+def test_so_many_names_are_shown(tmp_path: Path) -> None:
+    """The last four tags, and eight files or ranks of each kind, with the number of others."""
+    for number in range(5):
+        (tmp_path / f"global_step{number}").mkdir()
+    (tmp_path / "latest").write_text("none")
+    said = texts(results("checkpoint", asked("--checkpoint", str(tmp_path))))
+    assert said.endswith(f"tags: {', '.join(f'global_step{number}' for number in range(1, 5))}")
+    for number in (8, 9):
+        folder = tmp_path / "global_step4"
+        (tmp_path / "latest").write_text(folder.name)
+        for rank in range(number):
+            (folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt").touch()
+        (folder / f"zero_pp_rank_{number}_mp_rank_00_optim_states.pt").write_bytes(b"x")
+        said = texts(results("checkpoint", asked("--checkpoint", str(tmp_path))))
+        assert said.count("states.pt is empty") == 8
+        assert ("more file" in said) == (number == 9)
+        assert ("data-parallel ranks 0, 1, 2, 3, 4, 5, 6, 7, ..." in said) == (number == 9)
+        (folder / f"zero_pp_rank_{number}_mp_rank_00_optim_states.pt").unlink()
+
+
 def test_no_directory(tmp_path: Path) -> None:
     """A path that is not there is critical; one that is no directory as well."""
     (result,) = results("checkpoint", asked("--checkpoint", str(tmp_path / "none")))

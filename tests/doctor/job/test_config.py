@@ -236,6 +236,8 @@ def test_mended_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     apply(found)
     job = JobContext(config=Source(NAME, deepspeed_config.parse(right)))
     assert outcomes("config-file", job) == [OK]
+    many = ", ".join(f'"k{number}": 1, "k{number}": 2' for number in range(21))
+    assert len(deepspeed_config.parse(f"{{{many}}}")["duplicates"]) == 20
 
 
 @pytest.mark.parametrize(
@@ -247,6 +249,7 @@ def test_mended_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ((64, 4, 2), 3, CRITICAL, "possible fixes: train_batch_size 24"),
         ((64, 4, None), 8, OK, "fit the number of ranks"),
         ((64, 4, None), 3, CRITICAL, "train_batch_size 60"),
+        ((70, 4, None), 3, CRITICAL, "train_batch_size 72"),
         ((100, None, None), 8, CRITICAL, "train_batch_size 96"),
         ((None, 4, 2), 8, OK, "fit the number of ranks"),
         ((64, 4, 2), None, UNKNOWN,
@@ -340,6 +343,22 @@ def test_interpreter_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert result.outcome is UNKNOWN
     assert "no answer within 4 s" in result.text
     until(lambda: not any(runs(int(pid)) for pid in pids.read_text().split()))
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (4 << 20, f"exited with status 0 without an answer: {'0' * 2048}"),
+        ((4 << 20) + 1, "answered with more than 4194304 bytes"),
+    ],
+)
+def test_answer_without_end(tmp_path: Path, size: int, words: str) -> None:
+    """Of what an interpreter says, so much is read, and of its errors the end of the last line."""
+    says = f"cat > /dev/null\nprintf %03000d 0 >&2\nhead -c {size} /dev/zero"
+    python, file = shell_script(tmp_path / "python", says), tmp_path / NAME
+    file.write_text("{}")
+    job = asked("--deepspeed-config", str(file), "--python", str(python))
+    assert job.why_not_inspected == f"{python} {words}"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

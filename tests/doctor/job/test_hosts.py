@@ -286,6 +286,8 @@ def test_name_server_that_does_not_answer(tmp_path: Path) -> None:
         for name in ("hostfile-names", "master-address"):
             found = results(name, made)
             assert {one.outcome for one in found} == {UNKNOWN}, texts(found)
+            more = ["4 more names do not resolve, of 12"] * (name == "hostfile-names")
+            assert [one.text for one in found[8:]] == more
 
 
 def test_master_port_of_another_node(tmp_path: Path) -> None:

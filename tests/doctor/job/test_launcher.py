@@ -255,6 +255,7 @@ COMMANDS = (
     ("torchrun --nprocs-per-node=8 x.py", "did you mean --nproc-per-node?"),
     ("torchrun --num_gpus=8 x.py", "torchrun has no option --num-gpus: it is one of deepspeed"),
     ("torchrun --of-next-year=8 x.py", ""),
+    ("torchrun -e 8 x.py", ""),
     ("torchrun --nproc_per_node= x.py", "--nproc-per-node of torchrun is empty"),
     ("torchrun --nproc_per_node=gpu --nnodes=1:4 x.py", ""),
     ("torchrun x.py --nproc_per_node=8", "--nproc_per_node stands behind the script"),
@@ -314,6 +315,7 @@ def test_inside_the_job() -> None:
     job = asked(launch="srun python train.py", environment=allocation)
     assert (job.layout.ranks, job.layout.nodes, job.gpus_per_node) == (16, 2, 4)
     assert job.hosts == ["n1", "n2"]
+    assert len(asked(environment={**allocation, "SLURM_JOB_NODELIST": "n[1-257]"}).hosts) == 256
     alone = asked(environment={**allocation, "MASTER_ADDR": "127.0.0.1"})
     assert outcomes("master-address", alone) == [CRITICAL]
     assert outcomes("ranks-and-gpus", job) == [CRITICAL]
@@ -624,6 +626,11 @@ WRONG = (
     ("srun", "srun nvidia-smi dmon &\nsrun", "the next srun waits until it ends"),
     ("1-0", "5", "it comes 300 s before the end of a job that has 300 s"),
     ("1-0 --signal=B:USR1@300", "1 --signal=B:USR1", "it comes 60 s before the end of a job that"),
+    *(
+        ("1-0 --signal=B:USR1@300", f"{limit} --signal=B:USR1@{shown}",
+         f"it comes {shown} s before the end of a job that has {shown} s")
+        for limit, shown in (("1-0", 86_400), ("1:00:00", 3600))
+    ),
     ("1-0", "00:04:59", "it comes 300 s before the end of a job that has 299 s"),
     ("--nodes=2 --n", "--nodes=$N --n", "#SBATCH --nodes=$N is read as it stands"),
     ("--nodes=2 --ntasks-per-node=8", "--nodes=2 --ntasks=1", "1 task for 2 nodes: Slurm"),
@@ -634,7 +641,10 @@ WRONG = (
      "2047 MiB of memory on a node, where its processes take more than 2048"),
     ("--time", "--mem-per-cpu=255M --time", "2040 MiB of memory on a node"),
     ("wait", "true", "starts the job in the background and ends"),
-    ("srun", "srun python prepare.py\n--export=NONE \nsrun", "bash runs --export=NONE as a"),
+    *(
+        ("srun", f"{run}srun python prepare.py\n--export=NONE \nsrun", "bash runs --export=NONE as")
+        for run in ("", 'run() { "$@"; }\nrun ')
+    ),
     ("bash -c 'python", "bash -c 'MASTER_PORT=$(shuf -i 20000-30000 -n 1) python",
      "MASTER_PORT ${RANDOM} is another on each node"),
     ("bash -c 'python", "bash -c 'MASTER_ADDR=$(hostname) python",
@@ -1018,3 +1028,8 @@ def test_files_beside_a_script(tmp_path: Path) -> None:
         job = asked_of_script(tmp_path, f"D={folder}\ndeepspeed --hostfile $D/hosts x.py")
         (found,) = results("hostfile", job)
         assert (found.outcome, "slot=8" in found.text) == (CRITICAL, True)
+    (tmp_path / "env.sh").write_text("export SLURM_OVERLAP=1\n")
+    steps = "srun nvidia-smi dmon &\nsrun torchrun --nproc-per-node=8 x.py"
+    for first, waits in (("", True), (". ./env.sh", False)):
+        job = asked_of_script(tmp_path, f"#SBATCH -N 1 --gres=gpu:8\n{first}\n{steps}")
+        assert ("the next srun waits" in texts(results("launcher", job))) == waits

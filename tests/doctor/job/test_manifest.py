@@ -127,6 +127,9 @@ FAULTS = (
     ("    resources", "    livenessProbe: {failureThreshold: 59}\n    resources", WARNING,
      "does not answer for 590 s"),
     ("    resources", "    livenessProbe: {failureThreshold: 60}\n    resources", OK, "2 pods"),
+    ("    resources", "    livenessProbe: {periodSeconds: 199}\n    resources", WARNING,
+     "does not answer for 597 s"),
+    ("    resources", "    livenessProbe: {periodSeconds: 200}\n    resources", OK, "2 pods"),
     ('gpu: "8"', 'gpu: "8", memory: 1023Mi', CRITICAL, "1023 MiB of memory on a node"),
     ('gpu: "8"', 'gpu: "8", memory: 64', CRITICAL, "one of Kubernetes in bytes"),
     ('gpu: "8"', 'gpu: "8", memory: 2Gi', OK, "2 pods"),
@@ -349,6 +352,14 @@ MANIFESTS = (
         for of, *says in (
             ("apiVersion: batch/v1\n", CRITICAL, "is no pod of this manifest, which has j-0, j-1"),
             ("apiVersion: batch.volcano.sh/v1alpha1\n", OK, "2 pods"),
+        )
+    ),
+    # names of very many pods are not made, so that none is missed among them
+    *(
+        (changed(jobset(POD), ("0-0.llm", "0-9999.llm"), ("nnodes=2", f"nnodes={count}"),
+                 ("parallelism: 2", f"parallelism: {count}")), *says)
+        for count, *says in (
+            (4096, CRITICAL, "is no pod of this manifest"), (4097, OK, "4,097 pods")
         )
     ),
     # a variable may come from elsewhere, and a script may ask for it

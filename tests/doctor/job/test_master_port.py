@@ -83,7 +83,7 @@ def mended_port(result: Result) -> list[State]:
     ("port", "outcome", "words"),
     [
         ("0", CRITICAL, "is not a port"),
-        ("70000", CRITICAL, "is not a port"),
+        ("65536", CRITICAL, "is not a port"),
         ("abc", CRITICAL, "is not a port"),
         ("80", WARNING, "privileged"),
     ],
@@ -95,10 +95,25 @@ def test_ports_that_are_none(port: str, outcome: State, words: str) -> None:
     assert mended_port(result) == [OK]
 
 
-@pytest.mark.parametrize(("port", "says"), [(1023, True), (1024, False)])
+@pytest.mark.parametrize(("port", "says"), [(1023, True), (1024, False), (65_535, False)])
 def test_privileged_ports(port: int, *, says: bool) -> None:
     """Only root may open a port below 1024."""
-    assert ("is privileged" in texts(results("master-port", port_job(port)))) == says
+    said = texts(results("master-port", port_job(port)))
+    assert ("is privileged" in said, "is not a port" in said) == (says, False)
+
+
+@pytest.mark.parametrize(
+    ("launch", "port"),
+    [
+        ("deepspeed --master_addr=a x.py", 29500),
+        ("torchrun --nnodes=2 --master-addr=a x.py", 29500),
+        ("torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=a x.py", 29400),
+        ("srun torchrun $ARGS --master-addr=a x.py", None),
+    ],
+)
+def test_port_of_a_launcher(launch: str, port: int | None) -> None:
+    """Where none is given, each rendezvous has its own."""
+    assert asked(launch=launch).rendezvous.port == port
 
 
 def test_reserved_port(tmp_path: Path) -> None:

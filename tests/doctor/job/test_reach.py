@@ -47,7 +47,7 @@ CASES = (
      "export MASTER_ADDR=${MASTER_ADDR:-a}\napptainer exec --nv a.sif python t.py",
      "MASTER_ADDR, but apptainer --cleanenv does not pass it on"),
     (f"{_SET}apptainer exec --nv --cleanenv a.sif python t.py",
-     f"{_SET}apptainer exec --nv a.sif python t.py", "apptainer --cleanenv does not pass them on"),
+     f"{_SET}apptainer run --nv a.sif python t.py", "apptainer --cleanenv does not pass them on"),
     (f"{_SET}apptainer exec --nv --cleanenv a.sif python t.py",
      (f"{_SET}export APPTAINERENV_NCCL_DEBUG=WARN\n"
       "SINGULARITYENV_MASTER_ADDR=a apptainer exec --nv --cleanenv a.sif python t.py"),
@@ -105,9 +105,17 @@ CASES = (
     ("srun ray stop && ray start --address=a --block &",
      "srun bash -c 'ray stop && ray start --address=a --block' &\nwait",
      "srun runs only what is before &&: ray start"),
-    (f'for n in 0 1; do\n  ssh node$n "{_REMOTE}"\ndone',
-     f'for n in 0 1; do\n  ssh node$n "{_REMOTE}" &\ndone\nwait',
-     "the loop waits for each node's torchrun"),
+    *(
+        (f'for n in 0 1; do\n  ssh node$n "{_REMOTE}"\ndone',
+         f"for n in 0 1; do\n  {right}\ndone\nwait",
+         "the loop waits for each node's torchrun")
+        for right in (
+            f'ssh node$n "{_REMOTE}" &',
+            f'ssh node$n "{_REMOTE} &"',
+            f'ssh node$n "{_REMOTE.replace("--nnodes=2", "--nnodes=1")}"',
+            f"srun --nodes=2 {_REMOTE}",
+        )
+    ),
     ("while read -r host; do\n  ssh $host nvidia-smi\ndone < hosts",
      "while read -r host; do\n  ssh -n $host nvidia-smi\ndone < hosts",
      "ssh in a loop of `read` takes the other lines"),

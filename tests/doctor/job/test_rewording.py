@@ -33,7 +33,7 @@ Draw = random.Random
 _LAUNCH = re.compile(
     r"^(?P<command>(?:srun|torchrun|deepspeed|accelerate|docker|apptainer|mpirun|python)\b"
     r"(?:[^\n\\'\"&|;<>()]|\\.|'[^']*'|\"(?:[^\"\\]|\\.)*\")*?)"
-    r"(?P<tail>[ \t]*(?:[&|;><](?:[^\n\\]|\\.)*)?)$",
+    r"(?P<tail>[ \t]*(?:(?:(?<=[ \t])\d(?=[<>]))?[&|;><](?:[^\n\\]|\\.)*)?)$",
     re.MULTILINE | re.DOTALL,
 )
 _EXPORT = re.compile(r"^export (?P<name>\w+)=(?P<value>[^\s$`;'\"]+)$", re.MULTILINE)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.doctor.job.sources import launcher_command, shell
+from dshealthd.doctor.job.sources import expansion, launcher_command, shell
 from dshealthd.findings.finding import State
 from tests.doctor.job.asking import asked_of_script, outcomes, results
 
@@ -227,6 +227,17 @@ def test_commands_without_end(commands: int, *, is_read: bool) -> None:
     assert is_read or "more than 16384 commands" in launch.problem
     doubles = "".join(f"f{one + 1}() {{ f{one}; f{one}; }}\n" for one in range(7))
     assert len(list(shell.commands(f"f0() {{ a; }}\n{doubles}f7", {}))) == 1 << 7
+
+
+def test_words_without_end() -> None:
+    """An array has its words up to a size, and a command as many as the kernel runs."""
+    for size, word in ((1 << 16, "x" * (1 << 16)), ((1 << 16) + 1, "${A[@]}")):
+        (found,) = shell.commands(f'A=({"x" * size})\nsrun "${{A[@]}}"', {})
+        assert found.words == ("srun", word)
+    whole = "x" * ((1 << 21) - 1)
+    assert list(expansion.all_expanded([whole], {})) == [whole]
+    with pytest.raises(ValueError, match="longer than 2 MiB"):
+        list(expansion.all_expanded([whole, ""], {}))
 
 
 @pytest.mark.parametrize(("depth", "is_read"), [(8, True), (9, False)])

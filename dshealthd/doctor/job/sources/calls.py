@@ -51,8 +51,7 @@ class Call(NamedTuple):
             found["trains"] = [""]
         if any(_MAY_HOLD_OPTIONS.match(word) for word in self.own):  # `rules`
             found["open"] = [""]
-        if self.words and not self.words[0].startswith("-"):
-            found[self.words[0]] = [""]
+        found |= {word: [""] for word in self.words[:1]}
         for word, following in itertools.pairwise([*self.own, "--"]):
             if not word.startswith("-"):
                 continue

@@ -12,8 +12,6 @@ import tomllib
 from importlib import resources
 from typing import Any
 
-MAX_BYTES = 1 << 18
-"""Maximum bytes; the largest configuration in DeepSpeed's repositories has 6 KiB."""
 TOP = "top level"
 RELEASE = "DeepSpeed 0.19.8"
 """What is known here of DeepSpeed without an interpreter that has it."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from dshealthd.jobs.environment import natural
 
-_NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,15})?(?:e-?\d{1,2})?)(m|[kMGTP]i?)?")
+_NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,15})?(?:e-?\d{1,2})?)(m|k|[MGTPE]|[KMGTPE]i)?")
 MAX_SIZE = 1 << 20
 """Maximum fields and characters together; a text of YAML may repeat a part any number of times."""
 MAX_DEPTH = 64
@@ -24,7 +24,9 @@ def quantity(text: str) -> float | None:
         return None
     unit = match[2] or ""
     scale = (
-        1e-3 if unit == "m" else (1024 if "i" in unit else 1000) ** " kMGTP".find(unit[:1] or " ")
+        1e-3
+        if unit == "m"
+        else (1024 if "i" in unit else 1000) ** " KMGTPE".find(unit[:1].upper() or " ")
     )
     return float(match[1]) * scale
 

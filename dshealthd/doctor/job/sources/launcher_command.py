@@ -210,7 +210,8 @@ def find_launch(
     names; empty where there is none. `seen` gets all commands.
     """
     seen = [] if seen is None else seen
-    best, weight, problem, is_conditional = CommandLaunch(), 0, "", False
+    best, problem, is_conditional = CommandLaunch(), "", False
+    weight: tuple[bool, ...] = ()
     alike: dict[int, LauncherCommand] = {}
     known: dict[int, Mapping[str, str]] = {}
     try:
@@ -296,17 +297,15 @@ def with_defaults(
     )
 
 
-def _weight(found: LauncherCommand | None, *, is_task: bool) -> int:
-    """Return how likely a command is the launch of the job; 0 if it is not."""
-    if found is None:
-        return 0
-    if found.program == "python":
-        return 4 * is_task
+def _weight(found: LauncherCommand | None, *, is_task: bool) -> tuple[bool, ...]:
+    """Return how likely a command is the launch of the job, by order; empty if it is not."""
+    is_python = found is not None and found.program == "python"
+    if found is None or (is_python and not is_task):
+        return ()
     inner = found.inner.program if found.inner else ""
-    weight = 4 if inner else 2
-    if found.program != "srun" or inner in FLAGS:
-        weight = 6
-    return weight - ("1" in (found.options.get("nodes"), found.options.get("ntasks")))
+    is_launcher = found.program not in {"srun", "python"} or inner in FLAGS
+    is_wide = "1" not in (found.options.get("nodes"), found.options.get("ntasks"))
+    return is_launcher, is_launcher or is_python or bool(inner), is_wide
 
 
 def _launcher(

@@ -24,10 +24,10 @@ from dshealthd.jobs.environment import natural
 if TYPE_CHECKING:
     from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 
-MAX_BYTES = 1 << 18
-"""Maximum bytes; objects in etcd have at most 1.5 MiB, and manifests by people a few KiB."""
 MAX_PODS = 64
 """Maximum number of templates; jobs have two or three."""
+MAX_NAMES = 4096
+"""Maximum number of pods of a template whose names are made."""
 _WITHOUT_OPERATOR = frozenset(
     {
         *("Pod", "Job", "CronJob", "Deployment", "StatefulSet", "ReplicaSet"),
@@ -51,6 +51,8 @@ CONTROLLERS = {
 """Variables that controllers set in containers, and which of them."""
 _REFERENCE = re.compile(r"\$\((\w+)\)")
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a path of the pod; nothing is opened
+DEFAULT_SHARED = 64 << 20
+"""Bytes there where nothing is mounted."""
 _OF_NODE = re.compile(r"cpu|memory|ephemeral-storage|(hugepages|requests|limits)\b.*")
 """Resources that are no devices."""
 
@@ -137,7 +139,7 @@ class PodTemplate:
         if self.spec.get("hostIPC") or self.kind.startswith("Ray"):
             return None  # KubeRay mounts one itself (ray-operator, common/pod.go)
         if SHARED_MEMORY not in self.mounts:
-            return 64 << 20
+            return DEFAULT_SHARED
         return self.mounts[SHARED_MEMORY][1].at("emptyDir").size("sizeLimit")
 
     @cached_property
@@ -214,12 +216,15 @@ class PodTemplate:
 
     @property
     def names(self) -> frozenset[str] | None:
-        """The names of its pods; None where its controller invents them, or they are unknown."""
-        each = range(min(self.count // max(self.groups, 1), 4096))
-        if not self.job or (self.kind == "Job" and not self.is_of("batch")):
+        """The names of its pods; None where its controller invents them, or they are unknown or too
+        many.
+        """
+        each = range(self.count // max(self.groups, 1))
+        is_strange = self.kind == "Job" and not self.is_of("batch")
+        if not self.job or is_strange or self.count > MAX_NAMES:
             return None
         if self.kind == "JobSet":
-            outer = range(min(self.groups, 4096))
+            outer = range(self.groups)
             return frozenset(f"{self.job}-{self.name}-{one}-{two}" for one in outer for two in each)
         first = {"Job": self.job, "StatefulSet": self.job}.get(self.kind)
         if self.kind == "PyTorchJob":

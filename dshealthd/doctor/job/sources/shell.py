@@ -265,7 +265,9 @@ class Shell:
                 is_conditional=one.is_conditional or command.is_conditional,
                 in_loop=one.in_loop or command.in_loop,
                 target=one.target or command.target,
-                end=command.end if command.end in {"&", "|"} and one.end in "\n;" else one.end,
+                end=command.end
+                if command.end in {"&", "|", "\n"} and one.end in "\n;"
+                else one.end,
             )
         self._nesting -= 1
         own_names = {*_POSITIONAL, *(self._local if function else ())}

@@ -88,7 +88,8 @@ def faults(
                 *(one.words[0], one.words[0].partition("=")[0]),
             )
             break
-    if "SLURM_OVERLAP" not in text and _waits(directives, seen):
+    overlaps = "SLURM_OVERLAP" in text or "SLURM_OVERLAP" in launch.variables
+    if not overlaps and _waits(directives, seen):
         yield ScriptFault(
             " starts a step in the background that holds the whole job, GPUs included: the next"
             " srun waits until it ends, unless one of them has --overlap",

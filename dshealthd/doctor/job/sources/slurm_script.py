@@ -34,8 +34,6 @@ from dshealthd.doctor.job.sources.slurm_options import gpus_per_node, tasks_per_
 from dshealthd.doctor.job.sources.source import training_variables
 from dshealthd.jobs.environment import natural
 
-MAX_BYTES = 1 << 18
-"""Maximum bytes; Slurm accepts 4 MiB (max_script_size), but scripts by people have a few KiB."""
 ALLOCATION = {
     "SLURM_JOB_NUM_NODES": "nodes",
     "SLURM_NTASKS": "ntasks",

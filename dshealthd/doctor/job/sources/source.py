@@ -17,6 +17,10 @@ T = TypeVar("T")
 
 READ_DEADLINE = 4.0
 """Seconds for one file or directory; a healthy network file system answers in milliseconds."""
+MAX_BYTES = 1 << 18
+"""Bytes of a configuration, script or manifest: Slurm accepts scripts of 4 MiB, and Kubernetes
+objects of 1.5, but those that people write have a few KiB.
+"""
 MAX_ENVIRONMENT = 1 << 20
 """Bytes of `.deepspeed_env`; the kernel passes a program 128 KiB of each variable (execve(2))."""
 _PREFIXES = ("NCCL_", "PET_", "TORCH_NCCL_", "CUDA_", "SLURM_", "DEEPSPEED_", "DS_", "GLOO_")
