@@ -28,7 +28,7 @@ _FINISHED = re.compile(
 )
 _OF_PROGRESS = ("step", "iter", "loss", "epoch", "batch")
 _OF_AN_END = ("rain", "exit", "COMPLETED", "succeeded", "reached")
-_NCCL_TRACE = re.compile(r"NCCL INFO [\w/.]{1,80}:\d+ -> \d")
+_NCCL_TRACE = re.compile(r"NCCL INFO \S{1,255}:\d+ (?:\(\w{1,80}\) )?-> \d")
 """Where an error was passed up within NCCL."""
 
 

@@ -316,11 +316,12 @@ def test_a_log_that_ends_in_trouble_is_never_called_healthy(line: str) -> None:
     assert explained("starting 1", line, *STEPS).outcome == "nothing"
 
 
-def test_what_nccl_warns_of_last_is_quoted() -> None:
+@pytest.mark.parametrize("where", ["graph/topo.cc:493", "/a-b/src/topo.cc:493 (ncclTopoGet)"])
+def test_what_nccl_warns_of_last_is_quoted(where: str) -> None:
     """NCCL has no higher level: its last warning says why it gave up, unless the job went on."""
     lines = [
         "gpu-1:75:95 [2] graph/xml.h:101 NCCL WARN Attribute arch of node cpu not found",
-        "gpu-1:75:95 [2] NCCL INFO graph/topo.cc:493 -> 3",
+        f"gpu-1:75:95 [2] NCCL INFO {where} -> 3",
     ]
     finding = explained(*lines)
     assert finding.statement == "Attribute arch of node cpu not found"
