@@ -20,6 +20,13 @@ SLOWER = 0.5
 """Share by which a rank is slower: more than what docs/jobs.md promises to name among even ranks,
 0.3, as two dozen processes on two cores are not even.
 """
+MESSAGE = 1.0
+"""Seconds that a step must take for it to have a message of its own, as those of large models do:
+`dshealthd.training.heartbeat.SLOW_INTERVAL`. Among shorter ones the first NaN may fall between two.
+"""
+LONG_STEPS = 4
+"""How many are made so long: a message has the loss of a step or more before it
+(`dshealthd.training.readback`)."""
 CHUNK = 16 << 20
 """Bytes that leak with each batch."""
 LEFT_FREE = 0.97
@@ -35,6 +42,7 @@ class Mishaps:
         self._rank = os.environ["RANK"]
         self._files: list[IO[bytes]] = []
         self._memory: list[bytearray] = []
+        self._lost = 0
 
     def happens(self, name: str) -> bool:
         """Tell whether it is in force for this rank."""
@@ -55,6 +63,8 @@ class Mishaps:
         if self.happens("memory-leaks"):
             self._memory.append(bytearray(b"\1") * CHUNK)
         if self.happens("not-a-number"):
+            self._lost += 1
+            time.sleep(MESSAGE if self._lost <= LONG_STEPS else 0.0)
             batch = batch.clone()
             batch[0, 0] = float("nan")
         return batch
