@@ -47,7 +47,10 @@ gradient = torch.ones(4, 2)
 for _ in range(3):
     dist.all_reduce(gradient)
 # The first dump loads what resolves stacks, for seconds on a busy machine.
-while sum(entry["retired"] for entry in pickle.loads(_dump_fr_trace())["entries"]) < 3:
+# A work is retired before its group's status says that it is completed.
+while [
+    one["last_completed_collective"] for one in pickle.loads(_dump_fr_trace())["pg_status"].values()
+] != [3]:
     time.sleep(0.1)
 if prefix := os.environ.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE"):
     arguments = (f"{prefix}{rank}.pipe", os.environ["TORCH_FR_DUMP_TEMP_FILE"] + str(rank))
