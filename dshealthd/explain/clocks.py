@@ -17,6 +17,9 @@ Clock: TypeAlias = "str | int"
 UNCERTAINTY = 5.0
 """Seconds by which the clocks of two hosts may differ, as seen in clusters without NTP."""
 _HALF_A_YEAR = 182 * 86_400.0
+"""Seconds: where no line has a year, logs are of the year that ends now, of which this is the
+middle, as a failure that is asked about has happened.
+"""
 
 
 def seconds(stamp: Stamp, near: float) -> float | None:

@@ -261,16 +261,22 @@ def steps_of_a_millisecond(node: Node) -> Iterator[float]:
         yield node.collector._watch._spent()
 
 
-def test_the_time_spent_is_known_within_a_line(tmp_path: Path) -> None:
-    """A record of a single line can have thousands of lines of text: they are read over several
-    looks, and none is lost.
-    """
+def follows_a_file(tmp_path: Path) -> tuple[Node, Iterator[float]]:
+    """Return a node that has begun to follow an empty file, and what that takes from now on."""
     node = Node(tmp_path, standard_streams=True)
     node.rank(50, 1, "/logs/a.out")
     node.write("a.out", "")
     node.sweep()
     spent = steps_of_a_millisecond(node)
     next(spent)
+    return node, spent
+
+
+def test_the_time_spent_is_known_within_a_line(tmp_path: Path) -> None:
+    """A record of a single line can have thousands of lines of text: they are read over several
+    looks, and none is lost.
+    """
+    node, spent = follows_a_file(tmp_path)
     text = "Error: nccl CUDA error Xid timed out rank 1\n" * 1000 + OOM
     node.write("a.out", json.dumps({"message": text}) + "\n")
     looks = 0
@@ -282,12 +288,7 @@ def test_the_time_spent_is_known_within_a_line(tmp_path: Path) -> None:
 
 def test_a_look_that_comes_late(tmp_path: Path) -> None:
     """It takes the time of two seconds, and not that of all it has missed."""
-    node = Node(tmp_path, standard_streams=True)
-    node.rank(50, 1, "/logs/a.out")
-    node.write("a.out", "")
-    node.sweep()
-    spent = steps_of_a_millisecond(node)
-    next(spent)
+    node, spent = follows_a_file(tmp_path)
     node.write("a.out", "Error: nccl CUDA error Xid timed out rank 1\n" * 1000)
     node.sweep(60.0)
     assert 0.8 * 0.05 * 2.0 < next(spent) < 1.2 * 0.05 * 2.0
@@ -295,12 +296,7 @@ def test_a_look_that_comes_late(tmp_path: Path) -> None:
 
 def test_exceptions_of_many_ranks_are_read_over_several_looks(tmp_path: Path) -> None:
     """Each is recognized only where the file ends so far, thousands of them at once."""
-    node = Node(tmp_path, standard_streams=True)
-    node.rank(50, 1, "/logs/a.out")
-    node.write("a.out", "")
-    node.sweep()
-    spent = steps_of_a_millisecond(node)
-    next(spent)
+    node, spent = follows_a_file(tmp_path)
     node.write("a.out", "".join(f"[rank{n}]: ValueError: {n}\n" for n in range(1000)))
     events = node.collector._watch._jobs["slurm-12"].recognizer.found.events
     for looks in range(1, 10):

@@ -130,7 +130,7 @@ CASES = (
      "reads OMPI_COMM_WORLD_RANK, which is never set"),
     ("apptainer exec -C --nv a.sif torchrun t.py --save $HOME/c",
      "apptainer exec -C --nv -B $HOME/c a.sif torchrun t.py --save $HOME/c",
-     "--save $HOME/c is lost when its container ends"),
+     "--save $HOME/c is lost when its container ends: with -C its home"),
     ("apptainer exec --contain --nv a.sif torchrun t.py --output_dir /tmp/c",
      "apptainer exec --contain --workdir /d --nv a.sif torchrun t.py --output_dir /tmp/c",
      "--output_dir /tmp/c is lost when its container ends"),

@@ -193,8 +193,9 @@ def _unmounted(
         is_own = path.startswith("/") and _top(path) in own
         if alone and _OF_CONTAINER_ALONE.match(path) and not _is_in(path, mounts.values()):
             yield ScriptFault(
-                f": --{option} {path[:80]} is lost when its container ends: with --{min(alone)} its"
-                " home and /tmp are its own, and nothing is mounted there",
+                f": --{option} {path[:80]} is lost when its container ends: with"
+                f" {'-' * min(2, len(min(alone)))}{min(alone)} its home and /tmp are its own, and"
+                " nothing is mounted there",
                 *(path, path),
             )
         elif ends and is_own and not _is_in(path, mounts.values()):
