@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, cast
 
@@ -112,37 +114,42 @@ class Node:
 
     def collect(self, case: HangCase, *paths: str) -> tuple[str, dict[str, bytes], bool]:
         """Take evidence, and return the summary, the files and whether it was whole."""
-        (self.root / "state").mkdir()
-        bundle = make(
-            self.root / "state/evidence",
-            case.job,
-            NOW,
-            max_bundles=9,
-            max_bytes=1 << 30,
-            bundle_bytes=BUNDLE_BYTES,
-            min_free=0,
-        )
-        host = Host(procfs=self.root / "proc", dev=self.root / "dev")
-        collection = Collection(
-            case, host, bundle, node="node-a", begun=NOW, py_spy=None, logs=LogSources(paths)
-        )
-        collection.begin(
-            "",
-            [],
-            {
-                "rounds": [
-                    {"time": NOW - 3599, "kind": "light", "outcome": "ok"},
-                    {"time": NOW - 3601, "kind": "pair"},
-                ]
-            },
-        )
-        collection.collect()
-        collection.end(None, 0.0)
-        return (
-            bundle.path.joinpath("summary.txt").read_text(),
-            {file.name: file.read_bytes() for file in bundle.path.iterdir()},
-            collection.whole,
-        )
+        return collect(self.root, case, *paths)
+
+
+def collect(root: Path, case: HangCase, *paths: str) -> tuple[str, dict[str, bytes], bool]:
+    """Take evidence, and return the summary, the files and whether it was whole."""
+    (root / "state").mkdir()
+    bundle = make(
+        root / "state/evidence",
+        case.job,
+        NOW,
+        max_bundles=9,
+        max_bytes=1 << 30,
+        bundle_bytes=BUNDLE_BYTES,
+        min_free=0,
+    )
+    host = Host(procfs=root / "proc", dev=root / "dev")
+    collection = Collection(
+        case, host, bundle, node="node-a", begun=NOW, py_spy=None, logs=LogSources(paths)
+    )
+    collection.begin(
+        "",
+        [],
+        {
+            "rounds": [
+                {"time": NOW - 3599, "kind": "light", "outcome": "ok"},
+                {"time": NOW - 3601, "kind": "pair"},
+            ]
+        },
+    )
+    collection.collect()
+    collection.end(None, 0.0)
+    return (
+        bundle.path.joinpath("summary.txt").read_text(),
+        {file.name: file.read_bytes() for file in bundle.path.iterdir()},
+        collection.whole,
+    )
 
 
 @pytest.fixture
@@ -477,22 +484,32 @@ def slowed_at() -> int:
     return int(found[1]) << 20
 
 
+def collect_when_told(root: Path, told: Connection) -> None:
+    """Say that all is imported, and take evidence once that is answered."""
+    told.send(None)
+    told.recv()
+    collect(root, HangCase(job="slurm-7", reason="waiting"))
+
+
 def collected(node: Node) -> tuple[str, int]:
-    """Take evidence in a process of its own; return the summary and its most memory in bytes."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            node.collect(HangCase(job="slurm-7", reason="waiting"))
-            status = 0
-        finally:
-            os._exit(status)
-    before = peak = memory(pid)
-    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+    """Take evidence in a process of its own; return the summary and its most memory in bytes.
+
+    It is no fork: what that shares with this process would become its own memory as it runs.
+    """
+    spawning = multiprocessing.get_context("spawn")
+    told, its = spawning.Pipe()
+    process = spawning.Process(target=collect_when_told, args=(node.root, its))
+    process.start()
+    its.close()
+    told.recv()
+    assert process.pid is not None
+    before = peak = memory(process.pid)
+    told.send(None)
+    while process.is_alive():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-            peak = max(peak, memory(pid))
+            peak = max(peak, memory(process.pid))
         time.sleep(0.05)
-    assert ended[1] == 0
+    assert process.exitcode == 0
     (bundle,) = (node.root / "state/evidence").iterdir()
     assert sum(file.stat().st_size for file in bundle.iterdir()) <= BUNDLE_BYTES + (1 << 20)
     return bundle.joinpath("summary.txt").read_text(), peak - before
