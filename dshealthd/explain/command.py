@@ -6,6 +6,7 @@ import argparse
 import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 from dshealthd import symptoms
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
         print_lines(f"dshealthd explain: {error}", error=True)
         return EXIT_USAGE
     found = recognizer.found
-    finding = conclude(recognizer)
+    finding = conclude(recognizer, unread)
     if options.json:
         print_lines(documents.dumps(answer.document(finding, found, unread), indent=2))
     else:
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer, list[str]]:
-    """Read logs and dumps; return what was recognized, and what could not be read and why.
+    """Read logs and dumps; return what was recognized, and what was not read in whole and why.
 
     InputError: a name matches no file, or none of the files can be read.
     """
@@ -101,6 +102,7 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer,
             unread.append(f"not read: {error}")
     if files and len(unread) == len(files):
         raise logs.InputError(unread[0])
+    unread += recognizer.found.statistics.ended_early
     events = recognizer.found.events
     events[:] = [event for event in events if (event.pattern, event.says) not in usual]
     for facts, healthy_one in itertools.product(recognizer.found.sources, good.found.sources):
@@ -108,6 +110,13 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer,
     return recognizer, unread
 
 
-def conclude(recognizer: Recognizer) -> Finding:
-    """Return the answer for everything recognized so far."""
-    return decide(recognizer.found, now=time.time())
+def conclude(recognizer: Recognizer, unread: Sequence[str] = ()) -> Finding:
+    """Return the answer for everything recognized so far; a failure may stand in what is unread."""
+    finding = decide(recognizer.found, now=time.time())
+    if unread and finding.outcome == "nothing":
+        return replace(
+            finding,
+            outcome="undecided",
+            statement="no failure found in what could be read, which is not all",
+        )
+    return finding

@@ -66,6 +66,8 @@ class Statistics:
     """Lines longer than MAX_LINE."""
     unfinished: set[str] = field(default_factory=set)
     """Logs whose last line is unfinished."""
+    ended_early: list[str] = field(default_factory=list)
+    """Which logs could be read only up to a place, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,12 +251,12 @@ def _blocks(file: IO[bytes], statistics: Statistics, name: str) -> Iterator[byte
     while True:
         try:
             data = take(BLOCK)  # `read1`: on a truncated stream, `read` would return nothing
-        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+            reason = f"{name}: {getattr(error, 'strerror', None) or error}"
             if is_empty:
-                raise InputError(f"{name}: {error}") from error
+                raise InputError(reason) from error
+            statistics.ended_early.append(f"not read to its end: {reason}")  # MAX_FILES bounds them
             data = b""
-        except OSError as error:
-            raise InputError(f"{name}: {error.strerror or error}") from error
         if not data:
             break
         statistics.bytes += len(data)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import lzma
 import os
 import random
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,8 +31,6 @@ def slug(path: Path | str) -> str:
 
 def test_files_folders_patterns_and_compressions(tmp_path: Path) -> None:
     """By content and not by name: plain, gz, xz and bz2 are the same log; of zst it is said how."""
-    import bz2
-
     data = f"step 1\n{OOM}\n".encode()
     forms = {"a.log": data, "b.log": gzip.compress(data), "c": lzma.compress(data)}
     forms["d.txt"] = bz2.compress(data)
@@ -67,12 +67,19 @@ def test_a_pipe_of_the_shell(tmp_path: Path) -> None:
         assert slug(f"/dev/fd/{child.stdout.fileno()}") == "cuda-oom"
 
 
-def test_a_compressed_log_that_was_cut_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
-    """A job that is killed leaves half a gzip stream."""
-    lines = "".join(f"{random.Random(n).random()}\n" for n in range(20_000))
-    data = gzip.compress(f"{OOM}\n{lines}".encode())
-    (tmp_path / "job.gz").write_bytes(data[: len(data) // 2])
-    assert slug(tmp_path / "job.gz") == "cuda-oom"
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress, bz2.compress])
+@pytest.mark.parametrize(("first", "outcome"), [(OOM, "found"), ("a line", "undecided")])
+def test_a_compressed_log_that_was_cut_is_read_as_far_as_it_goes(
+    compress: Callable[[bytes], bytes], first: str, outcome: str, tmp_path: Path
+) -> None:
+    """A job that is killed leaves half a stream; the failure may stand in the other half."""
+    values = random.Random(0)
+    lines = "".join(f"{values.random()}\n" for _ in range(200_000))
+    data = compress(f"{first}\n{lines}".encode())
+    (tmp_path / "job").write_bytes(data[: len(data) // 2])
+    recognizer, unread = command.read([str(tmp_path)])
+    assert command.conclude(recognizer, unread).outcome == outcome
+    assert f"not read to its end: {tmp_path}/job: Compressed file ended" in unread[0]
 
 
 @pytest.mark.parametrize(
