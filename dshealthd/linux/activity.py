@@ -29,6 +29,8 @@ IDLE_SHARE = 0.01
 none, one that polls fifty times a second a tenth of it, and one that decodes 10 MB/s three times as
 much.
 """
+IDLE_BYTES = 1e4
+"""Bytes per second up to which a job counts as idle: stores, monitors and loggers move a tenth."""
 FILE_SYSTEMS = (
     *("request_wait_answer", "fuse_", "p9_", "rpc_", "nfs", "smb", "cifs", "wait_for_response"),
     *("ceph", "ptlrpc_", "ldlm_", "cl_sync", "ll_", "cxiWait"),
