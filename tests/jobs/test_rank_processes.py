@@ -12,6 +12,7 @@ from contextlib import closing
 import pytest
 
 from dshealthd.core.host import Host
+from dshealthd.jobs import rank_processes
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.processes import TrainingProcess, read_stat
 from dshealthd.jobs.rank_processes import RankProcesses, _RankProcess
@@ -175,14 +176,16 @@ def test_a_run_that_its_launcher_starts_anew(
         assert scene.look() == (set() if run else {(1, "killed", 10.0)})
 
 
-def test_so_many_are_followed() -> None:
+def test_so_many_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A descriptor each: not of whatever a user starts, who leaves places to others."""
-    scene = Scene([])
+    scene, looks = Scene([]), list[int]()
+    monkeypatch.setattr(rank_processes, "activity", lambda _, pid, __: looks.append(pid))
     for number in range(257):
         variables = {**TORCH, "RANK": str(number), "WORLD_SIZE": "257"}
         scene.processes.append(training_process(1 << 23 | number, variables, user=1))
     scene.look()
     assert len(scene.watch._followed) == 256
+    assert len(looks) == 256, "and nobody looks at the others"
     other = training_process(1 << 22, start=2, job="run-2", user=2)
     scene.processes.append(other)
     scene.look()
