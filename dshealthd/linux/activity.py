@@ -204,12 +204,14 @@ def _waits_in(place: str) -> str:
 
 
 def _is_frozen(host: Host, pid: int) -> bool:
-    """Return whether cgroup v1's freezer has stopped a process, which is then in state D."""
+    """Return whether cgroup v1's freezer has stopped a process, which is then in state D, or is
+    about to: it is FREEZING for as long as one of the group waits in the kernel.
+    """
     with contextlib.suppress(OSError):
         for line in lines_of(read(host.proc(f"{pid}/cgroup"))):
             _, controllers, path = line.split(":", 2)
             if controllers == "freezer":
-                return read(host.sys(f"fs/cgroup/freezer{path}/freezer.state")).strip() == "FROZEN"
+                return read(host.sys(f"fs/cgroup/freezer{path}/freezer.state")).strip() != "THAWED"
     return False
 
 
