@@ -334,14 +334,19 @@ class JobActivity(Collector):
     def _outside(self, idle: Mapping[str, list[TrainingProcess]]) -> Iterator[Sample]:
         """Yield for whom outside their job ranks wait, and on which ports they serve clients."""
         places: defaultdict[tuple[str, int | None], dict[int, TrainingProcess]] = defaultdict(dict)
+        groups: defaultdict[tuple[str, int | None], dict[str, list[int]]] = defaultdict(dict)
+        most = _descriptor_shares(idle)
         ranks = set()
-        for members in idle.values():
+        for job, members in idle.items():
             children = _children(members)
             for process in members:
-                places[process.network, process.user][process.pid] = process
+                where = process.network, process.user
+                places[where][process.pid] = process
+                groups[where].setdefault(job, []).append(process.pid)
                 if process.pid not in children:
                     ranks.add(process.pid)
-        for found in places.values():
+        parts = Counter(itertools.chain.from_iterable(groups.values()))
+        for where, found in places.items():
             # Lazily: each is entered right before its memory is read.
             waiting = (
                 pid
@@ -353,9 +358,10 @@ class JobActivity(Collector):
                 port = "" if isinstance(peer, str) else str(peer.port)
                 if not port or port != process.environment.get("MASTER_PORT"):
                     yield AWAITS(1, process.job, str(process.launch.rank), str(peer))
+            shared = ((pids, most[job] // parts[job]) for job, pids in groups[where].items())
             ports = {
                 (process.job, process.launch.rank, own): (process.user, process.job, process.start)
-                for pid, own in ports_served(self.host, found, MAX_DESCRIPTORS // len(places))
+                for pid, own in ports_served(self.host, *shared)
                 if (process := found[pid]) and str(own) not in _own_ports(process)
             }
             served = shares.share_places(sorted(ports.items()), MAX_PORTS, itemgetter(1))
@@ -389,9 +395,9 @@ class JobActivity(Collector):
         known = {job for job, members in jobs.items() if members}
         owners: dict[int, tuple[str, bool]] = {}
         before, self._looked_at = self._looked_at, set()
-        users = Counter(jobs[job][0].user for job in known)
+        most = _descriptor_shares(jobs)
         for job, members in jobs.items():
-            left = MAX_DESCRIPTORS // len(users) // users[members[0].user] if members else 0
+            left = most.get(job, 0)
             for process in members:
                 try:
                     if process.network:
@@ -462,6 +468,13 @@ def _with_turns(jobs: Mapping[str, list[TrainingProcess]]) -> dict[str, list[Tra
     ):
         found[process.job].append(process)
     return found
+
+
+def _descriptor_shares(jobs: Mapping[str, list[TrainingProcess]]) -> dict[str, int]:
+    """Return how many descriptors of each job are looked at, of those that have processes."""
+    owners = {job: members[0].user for job, members in jobs.items() if members}
+    counts = Counter(owners.values())
+    return {job: MAX_DESCRIPTORS // len(counts) // counts[user] for job, user in owners.items()}
 
 
 def _children(members: list[TrainingProcess]) -> set[int]:
