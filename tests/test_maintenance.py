@@ -9,18 +9,11 @@ from pathlib import Path
 import pytest
 
 from dshealthd.cli import main as cli
-from dshealthd.collectors.maintenance import (
-    ACTIVE,
-    END,
-    FILES,
-    INFO,
-    Maintenance,
-    MaintenanceCollector,
-    parse,
-)
+from dshealthd.collectors.maintenance import ACTIVE, END, INFO, MaintenanceCollector
 from dshealthd.core.collector import Context, Fault, Metric, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, CollectionResult, attempt
+from dshealthd.maintenance.file import FILES, Maintenance, parse
 
 
 def command(state: Path, *arguments: str) -> int:

@@ -136,7 +136,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("http.document", "parse", ANSWERS.map(encoded)),
         ("http.document", "parse_history", DOCUMENTS.map(encoded)),
         ("linux.process", "parse_stat", BYTES),
-        ("collectors.maintenance", "parse", LINES | DOCUMENTS.map(json.dumps)),
+        ("maintenance.file", "parse", LINES | DOCUMENTS.map(json.dumps)),
         ("linux.process_limits", "parse_limits", BYTES),
         ("linux.process_limits", "parse_locked", BYTES),
         ("linux.sock_diag", "parse", st.binary(max_size=200), 1),

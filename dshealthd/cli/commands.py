@@ -356,7 +356,7 @@ def maintenance(given: Invocation, **own: Any) -> int:
     Until maintenance ends, the node's alerts are shown but page no one, and probes skip the node.
     It survives restarts. Needs root, or the agent's user, which can write to path.state.
     """
-    from dshealthd.cli.maintenance import maintenance as command
+    from dshealthd.maintenance.command import maintenance as command
 
     return command(given.config, **own)
 

@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 
@@ -22,6 +22,7 @@ from dshealthd.core.collector import (
     CollectorOptions,
     Context,
     Fault,
+    Metric,
     Sample,
     Worker,
     every,
@@ -36,7 +37,7 @@ from dshealthd.jobs.processes import ProcessTable, TrainingProcess, read_stat
 from dshealthd.jobs.rank_processes import RankProcesses
 from dshealthd.jobs.ras.address import PORT, parse_address
 from dshealthd.linux import sock_diag
-from dshealthd.linux.activity import IDLE_SHARE, busiest, demands
+from dshealthd.linux.activity import BUSY, IDLE_BYTES, IDLE_SHARE, busiest, demands
 from dshealthd.linux.process import TICKS, open_files
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.socket_owners import parse_inode
@@ -47,21 +48,23 @@ FILES = gauge(
     "dshealthd_job_file_bytes_per_second",
     "Rate at which the job's processes on this node read and write files, since the previous "
     "sample. The larger of read_bytes + write_bytes in /proc/<pid>/io, which count pages, and "
-    "rchar + wchar, which count read and write calls.",
+    "rchar + wchar, which count read and write calls. If some of the processes cannot be read, "
+    "absent unless the others move more than 10 kB/s.",
     "training_job",
 )
 SOCKETS = gauge(
     "dshealthd_job_socket_bytes_per_second",
     "Acknowledged TCP traffic, in both directions, of ranks on this node with an idle main "
     "thread, since the previous sample. For a job in its own network namespace: traffic of all "
-    "interfaces except lo. Absent if no rank has an idle main thread, or if connections cannot "
-    "be read.",
+    "interfaces except lo. Absent if no rank has an idle main thread; if some connections cannot "
+    "be read, absent unless the others move more than 10 kB/s.",
     "training_job",
 )
 CHILDREN = gauge(
     "dshealthd_job_children_cpu_cores",
     "CPU cores that child processes of the job's ranks on this node, such as compilers and "
-    "data loaders, used since the previous sample, or that one of them was ready to use.",
+    "data loaders, used since the previous sample, or that one of them was ready to use. If some "
+    "cannot be read, absent unless the others use more than half a core.",
     "training_job",
 )
 TROUBLE = gauge(
@@ -108,9 +111,13 @@ PROCESS = gauge(
     *("training_job", "script", "user", "pid"),
 )
 
+MAX_PROCESSES = 4096
+"""Most processes of jobs that are looked at in a sample, some 0.3 s: 64 ranks with 63 children
+each. Users take turns, then jobs; the oldest first, so that each sample looks at the same ones.
+"""
 MAX_DESCRIPTORS = 32_768
-"""Most descriptors looked at in a sample, about 0.1 s, of which each user has a share: one can have
-millions.
+"""Most descriptors looked at in a sample, about 0.1 s, of which each user has a share, and each job
+of it: one can have millions.
 """
 LOOKING = 0.25
 """Seconds in which the threads of ranks are looked at: an eighth of the deadline."""
@@ -122,6 +129,10 @@ _TAKE_ONE = {"-W", "-X"}
 """Options of Python's interpreter that are followed by a value."""
 MAX_NAME = 64
 """Most characters of a script's name, which becomes a label that its user chooses."""
+_SHOW_WORK = {FILES: IDLE_BYTES, SOCKETS: IDLE_BYTES, CHILDREN: BUSY}
+"""Above what a job is at work. What a part of it does is the least that all of it does, so it is
+told above that; below, what the job does is unknown.
+"""
 
 
 def parse_io(data: bytes) -> int:
@@ -168,8 +179,8 @@ class JobActivity(Collector):
         """When the sample before was taken."""
         self._before: Mapping[tuple[object, object], float] = {}
         """The counters at the sample before, by what is counted and where."""
-        self._idle_before: set[int] = set()
-        """The processes whose connections were looked at in the sample before."""
+        self._looked_at: set[int] = set()
+        """The processes of which all connections were looked at in the sample before."""
         self._ranks = RankProcesses(self.host)
         self._demands: dict[tuple[int, int], Mapping[int, float]] = {}
         """Of ranks whose main thread was idle in the sample before, what their threads wanted."""
@@ -183,7 +194,8 @@ class JobActivity(Collector):
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield what each job uses and moves; an unreadable process is a fault, never 0."""
         processes = self.context.shared(ProcessTable).refresh()
-        jobs = shares.jobs_with_places(processes)
+        whole = shares.jobs_with_places(processes)
+        jobs = _with_turns(whole)
         now = self.context.monotonic()
         elapsed = None if self._at is None else now - self._at
         for trouble in self._ranks.troubles(processes, now):
@@ -193,15 +205,17 @@ class JobActivity(Collector):
         counted: dict[tuple[object, object], float] = {}
         idle = {job: self._idle(job, members, elapsed) for job, members in jobs.items()}
         wanted = self._wanted(idle)
-        sockets = self._sockets(idle)
+        sockets, known = self._sockets(idle)
         for job, members in jobs.items():
+            partly = set() if job in known else {SOCKETS}
+            if len(members) < len(whole[job]):
+                partly = {*_SHOW_WORK}
             read = functools.partial(
-                self._job, job, members, elapsed, counted, sockets.get(job), wanted
+                self._job, job, members, elapsed, counted, sockets[job], wanted, partly
             )
             yield from one_of_many(f"job {job}", read)
         yield from self._outside(idle)
         self._at, self._before = now, counted
-        self._idle_before = {one.pid for members in idle.values() for one in members}
 
     def _idle(
         self, job: str, members: list[TrainingProcess], elapsed: float | None
@@ -253,10 +267,14 @@ class JobActivity(Collector):
         members: list[TrainingProcess],
         elapsed: float | None,
         counted: dict[tuple[object, object], float],
-        sockets: Mapping[object, tuple[float, bool]] | None,
+        sockets: Mapping[object, tuple[float, bool]],
         wanted: Mapping[tuple[int, int], float | None],
+        partly: set[Metric],
     ) -> Iterator[Sample | Fault]:
-        """Yield what the processes of one job do, and add their counters to `counted`."""
+        """Yield what the processes of one job do, and add their counters to `counted`.
+
+        Of what is `partly` known, only a part of the job was looked at.
+        """
         before = self._before
         rises: defaultdict[object, list[float]] = defaultdict(list)
 
@@ -268,6 +286,7 @@ class JobActivity(Collector):
         children = _children(members)
         for process in members:
             if (fault := self.context.entering(process.part)) is not None:
+                partly |= {FILES, CHILDREN}
                 yield fault
                 continue
             place = self.host.proc(str(process.pid))
@@ -277,6 +296,7 @@ class JobActivity(Collector):
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
             except (OSError, ValueError, ArithmeticError) as error:
+                partly |= {FILES, CHILDREN}
                 yield fault_of(process.part, error)
                 continue
             ticks = stat.children_ticks + (stat.cpu_ticks if process.pid in children else 0)
@@ -286,9 +306,9 @@ class JobActivity(Collector):
                 with contextlib.suppress(OSError, ValueError, ArithmeticError):  # no schedstat
                     waited = parse_run_queue(read_bytes(f"{place}/schedstat")).waiting
                     count(_READY, process.key, stat.cpu_ticks / TICKS + waited)
-        for where, (moved_there, new) in (sockets or {}).items():
+        for where, (moved_there, new) in sockets.items():
             count(SOCKETS, where, moved_there, new=new)
-        if sockets is not None and not sockets:
+        if not sockets:
             rises[SOCKETS].append(0.0)
         ranks = {process.key: process.launch.rank for process in members}
         took: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
@@ -303,8 +323,8 @@ class JobActivity(Collector):
             rises[CHILDREN] = [max(sum(rises[CHILDREN]), *rises[_READY], 0.0)]
         if elapsed:
             rates = {what: max(sum(rise), 0.0) / elapsed for what, rise in rises.items() if rise}
-            for metric in (FILES, SOCKETS, CHILDREN):
-                if metric in rates:
+            for metric, shows in _SHOW_WORK.items():
+                if metric in rates and (metric not in partly or rates[metric] > shows):
                     yield metric(rates[metric], job)
             for (rank, which), rise in took.items():
                 yield CPU(max(rise) / elapsed, job, str(rank), which)
@@ -314,14 +334,19 @@ class JobActivity(Collector):
     def _outside(self, idle: Mapping[str, list[TrainingProcess]]) -> Iterator[Sample]:
         """Yield for whom outside their job ranks wait, and on which ports they serve clients."""
         places: defaultdict[tuple[str, int | None], dict[int, TrainingProcess]] = defaultdict(dict)
+        groups: defaultdict[tuple[str, int | None], dict[str, list[int]]] = defaultdict(dict)
+        most = _descriptor_shares(idle)
         ranks = set()
-        for members in idle.values():
+        for job, members in idle.items():
             children = _children(members)
             for process in members:
-                places[process.network, process.user][process.pid] = process
+                where = process.network, process.user
+                places[where][process.pid] = process
+                groups[where].setdefault(job, []).append(process.pid)
                 if process.pid not in children:
                     ranks.add(process.pid)
-        for found in places.values():
+        parts = Counter(itertools.chain.from_iterable(groups.values()))
+        for where, found in places.items():
             # Lazily: each is entered right before its memory is read.
             waiting = (
                 pid
@@ -333,9 +358,10 @@ class JobActivity(Collector):
                 port = "" if isinstance(peer, str) else str(peer.port)
                 if not port or port != process.environment.get("MASTER_PORT"):
                     yield AWAITS(1, process.job, str(process.launch.rank), str(peer))
+            shared = ((pids, most[job] // parts[job]) for job, pids in groups[where].items())
             ports = {
                 (process.job, process.launch.rank, own): (process.user, process.job, process.start)
-                for pid, own in ports_served(self.host, found, MAX_DESCRIPTORS // len(places))
+                for pid, own in ports_served(self.host, *shared)
                 if (process := found[pid]) and str(own) not in _own_ports(process)
             }
             served = shares.share_places(sorted(ports.items()), MAX_PORTS, itemgetter(1))
@@ -360,17 +386,18 @@ class JobActivity(Collector):
 
     def _sockets(
         self, jobs: Mapping[str, list[TrainingProcess]]
-    ) -> dict[str, dict[object, tuple[float, bool]]]:
+    ) -> tuple[dict[str, dict[object, tuple[float, bool]]], set[str]]:
         """Return the bytes that each job's connections, or network namespaces, have moved so far,
         and whether a connection is new: then it has moved all of them since the sample before.
-        Without the jobs of which nothing was looked at, or could be read.
+        Return also the jobs of which all connections were looked at.
         """
         found: dict[str, dict[object, tuple[float, bool]]] = {job: {} for job in jobs}
         known = {job for job, members in jobs.items() if members}
         owners: dict[int, tuple[str, bool]] = {}
-        users = {process.user for members in jobs.values() for process in members}
-        left = dict.fromkeys(users, MAX_DESCRIPTORS // max(len(users), 1))
+        before, self._looked_at = self._looked_at, set()
+        most = _descriptor_shares(jobs)
         for job, members in jobs.items():
+            left = most.get(job, 0)
             for process in members:
                 try:
                     if process.network:
@@ -379,13 +406,14 @@ class JobActivity(Collector):
                             moved = parse_interfaces(read_bytes(place))
                             found[job][process.network] = moved, False
                         continue
-                    for link in open_files(self.host, process.pid):
-                        left[process.user] -= 1
-                        if left[process.user] < 0:
-                            known.discard(job)
-                            break
+                    for link in itertools.islice(open_files(self.host, process.pid), left + 1):
+                        left -= 1
                         if (inode := parse_inode(link)) is not None:
-                            owners[inode] = job, process.pid in self._idle_before
+                            owners[inode] = job, process.pid in before
+                    if left < 0:
+                        known.discard(job)
+                        break
+                    self._looked_at.add(process.pid)
                 except (FileNotFoundError, ProcessLookupError):  # it has ended
                     continue
                 except (OSError, ValueError, ArithmeticError):  # access is denied
@@ -400,7 +428,7 @@ class JobActivity(Collector):
                         found[job][inode] = count, new
             except (OSError, sock_diag.Interrupted, sock_diag.MalformedReply):
                 known -= {job for job, _ in owners.values()}
-        return {job: moved for job, moved in found.items() if moved or job in known}
+        return found, known
 
 
 def script(arguments: Sequence[bytes]) -> str:
@@ -428,6 +456,25 @@ def _own_ports(process: TrainingProcess) -> set[str | None]:
     with contextlib.suppress(KeyError, ValueError, ArithmeticError):
         _, ras = parse_address(process.environment["NCCL_RAS_ADDR"])
     return {process.environment.get("MASTER_PORT"), str(ras)}
+
+
+def _with_turns(jobs: Mapping[str, list[TrainingProcess]]) -> dict[str, list[TrainingProcess]]:
+    """Return those processes of jobs that are looked at."""
+    found: dict[str, list[TrainingProcess]] = {job: [] for job in jobs}
+    for process in shares.share_places(
+        itertools.chain.from_iterable(jobs.values()),
+        MAX_PROCESSES,
+        lambda one: (one.user, one.job, one.start),
+    ):
+        found[process.job].append(process)
+    return found
+
+
+def _descriptor_shares(jobs: Mapping[str, list[TrainingProcess]]) -> dict[str, int]:
+    """Return how many descriptors of each job are looked at, of those that have processes."""
+    owners = {job: members[0].user for job, members in jobs.items() if members}
+    counts = Counter(owners.values())
+    return {job: MAX_DESCRIPTORS // len(counts) // counts[user] for job, user in owners.items()}
 
 
 def _children(members: list[TrainingProcess]) -> set[int]:

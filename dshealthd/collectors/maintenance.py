@@ -7,10 +7,7 @@ root and the agent's user can set it, because only they can write to `path.state
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated
 
-from dshealthd.core import documents, schema
 from dshealthd.core.collector import (
     Collector,
     Fault,
@@ -22,13 +19,8 @@ from dshealthd.core.collector import (
 )
 from dshealthd.core.result import read_parsed
 from dshealthd.core.text import printable
+from dshealthd.maintenance.file import FILES, Maintenance, parse
 
-FILES = {"operator": "maintenance.json", "slurm": "maintenance-slurm.json"}
-"""The file of each source: a person with `dshealthd maintenance`, and Slurm's drain or MAINT."""
-LIMIT = 4096
-"""Most bytes of a file that are read; a genuine one has some 200."""
-MAX_REASON = 80
-"""Characters of a reason, which becomes a label."""
 ACTIVE = gauge("dshealthd_maintenance", "1 while the node is in maintenance, else 0.")
 END = gauge(
     "dshealthd_maintenance_end_timestamp_seconds",
@@ -44,27 +36,6 @@ INFO = gauge(
     "most 80 characters.",
     *("source", "reason"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Maintenance:
-    """One source's statement that the node is in maintenance."""
-
-    begin: Annotated[float, schema.UNIX_TIME]
-    """Unix time in seconds."""
-    end: Annotated[float, schema.UNIX_TIME]
-    """Unix time in seconds at which maintenance ends by itself."""
-    reason: Annotated[str, schema.String(MAX_REASON)]
-
-    def encode(self) -> bytes:
-        """Return the content of the file for this maintenance."""
-        return documents.dumps(self).encode() + b"\n"
-
-
-def parse(text: str | bytes) -> Maintenance:
-    """Return the maintenance in a file's text. Raises SchemaError, which says what is wrong."""
-    found: Maintenance = schema.of(Maintenance).read(schema.document(text), "the file")
-    return found
 
 
 class MaintenanceCollector(Collector):

@@ -28,7 +28,7 @@ from dshealthd.findings.stalls import judged_by_heartbeats, of_processes, waitin
 from dshealthd.findings.work import work
 from dshealthd.jobs.hangs.judge import NOTICE, UNEXPLAINED
 from dshealthd.jobs.hangs.silence import FLOOR, MARGIN
-from dshealthd.linux.activity import BUSY, IDLE_SHARE
+from dshealthd.linux.activity import BUSY, IDLE_BYTES, IDLE_SHARE
 
 IDLE = gauge(
     "dshealthd_job_idle_seconds",
@@ -47,8 +47,6 @@ RANKS = gauge(
     "training_job",
 )
 EXPORTED = (IDLE, RANKS)
-IDLE_BYTES = 1e4
-"""Bytes per second up to which a job counts as idle: stores, monitors and loggers move a tenth."""
 WORKED = 30.0
 """Seconds for which all ranks must have been at work at the same time before their rest is a hang:
 to import torch takes each of them ten and more, and what only holds an allocation (`sleep`, `ray

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
 
 MAX_RANKS = 256
-"""Most ranks that are followed: each takes a descriptor. Users take turns, then runs."""
+"""Most ranks that are followed: each takes a descriptor, and some 0.1 ms of each sample. Users take
+turns, then runs. Nothing is known of the others.
+"""
 End: TypeAlias = "tuple[_RankProcess, ExitKind, float]"
 """A process that has ended, how, and the monotonic time of the sample that saw it."""
 _SIGNALS = {ExitKind.KILLED, ExitKind.CRASHED}
@@ -71,7 +73,7 @@ class RankProcesses:
     def troubles(self, processes: Sequence[TrainingProcess], now: float) -> Iterator[RankTrouble]:
         """Update with all training processes at monotonic time `now`; yield the ranks in trouble.
 
-        A run of which all processes are stopped was suspended, and has none.
+        A run of which all processes that are followed are stopped was suspended, and has none.
         """
         runs = self._ranks.runs(processes, boot_id(self._host))
         self._follow(runs, now)
@@ -81,6 +83,8 @@ class RankProcesses:
             for rank, members in run.ranks.items():
                 for process in members:
                     key = process.key
+                    if key not in self._followed:
+                        continue
                     state = self._state(run.job, key)
                     was, since = before.get(key, (state, now))
                     states[key] = rank, state, since if was is state else now

@@ -29,6 +29,8 @@ IDLE_SHARE = 0.01
 none, one that polls fifty times a second a tenth of it, and one that decodes 10 MB/s three times as
 much.
 """
+IDLE_BYTES = 1e4
+"""Bytes per second up to which a job counts as idle: stores, monitors and loggers move a tenth."""
 FILE_SYSTEMS = (
     *("request_wait_answer", "fuse_", "p9_", "rpc_", "nfs", "smb", "cifs", "wait_for_response"),
     *("ceph", "ptlrpc_", "ldlm_", "cl_sync", "ll_", "cxiWait"),
@@ -202,12 +204,14 @@ def _waits_in(place: str) -> str:
 
 
 def _is_frozen(host: Host, pid: int) -> bool:
-    """Return whether cgroup v1's freezer has stopped a process, which is then in state D."""
+    """Return whether cgroup v1's freezer has stopped a process, which is then in state D, or is
+    about to: it is FREEZING for as long as one of the group waits in the kernel.
+    """
     with contextlib.suppress(OSError):
         for line in lines_of(read(host.proc(f"{pid}/cgroup"))):
             _, controllers, path = line.split(":", 2)
             if controllers == "freezer":
-                return read(host.sys(f"fs/cgroup/freezer{path}/freezer.state")).strip() == "FROZEN"
+                return read(host.sys(f"fs/cgroup/freezer{path}/freezer.state")).strip() != "THAWED"
     return False
 
 

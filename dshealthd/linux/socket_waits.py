@@ -74,26 +74,25 @@ def peers_awaited(host: Host, pids: Iterable[int]) -> dict[int, SocketEnd | str]
     return found
 
 
-def ports_served(host: Host, pids: Collection[int], most: int) -> Iterator[tuple[int, int]]:
+def ports_served(host: Host, *groups: tuple[Collection[int], int]) -> Iterator[tuple[int, int]]:
     """Yield the ports on which processes of one network namespace listen, with the pid of each, but
     for those that the kernel assigns by itself: a program that others connect to has chosen its
     port.
 
-    At most `most` descriptors are looked at.
+    Of each group of processes, at most so many descriptors are looked at.
     """
     with contextlib.suppress(OSError, ValueError, ArithmeticError):
         assigned = local_ports(host)
         ports = {
             row.inode: row.port
-            for row in _table(host, pids)
+            for row in _table(host, itertools.chain.from_iterable(pids for pids, _ in groups))
             if row.state == TcpState.LISTEN and row.port not in assigned
         }
-        if not ports:
-            return
-        links = ((pid, link) for pid in pids for link in _links(host, pid))
-        for pid, link in itertools.islice(links, most):
-            if (inode := parse_inode(link)) in ports:
-                yield pid, ports[inode]
+        for pids, most in groups if ports else ():
+            links = ((pid, link) for pid in pids for link in _links(host, pid))
+            for pid, link in itertools.islice(links, most):
+                if (inode := parse_inode(link)) in ports:
+                    yield pid, ports[inode]
 
 
 def _links(host: Host, pid: int) -> Iterator[str]:

@@ -10,8 +10,8 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from dshealthd.collectors.maintenance import FILES, LIMIT, MAX_REASON, Maintenance, parse
 from dshealthd.core import state_file
+from dshealthd.maintenance.file import FILES, LIMIT, MAX_REASON, Maintenance, parse
 
 if TYPE_CHECKING:
     from pathlib import Path

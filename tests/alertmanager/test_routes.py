@@ -19,6 +19,7 @@ from tests import yaml_files
 from tests.findings.player import seconds
 from tests.lab.servers import ALERTMANAGER, PART, routes
 from tests.symptoms.promtool import RULES
+from tests.symptoms.test_time_to_page import rounds
 
 FILE = ALERTMANAGER / PART
 MATCHER = re.compile(r'^(\w+)(=~|!~|!=|=)"([^"]*)"$')
@@ -264,10 +265,9 @@ def test_every_receiver_is_either_routed_to_or_an_example() -> None:
 
 def test_pages_of_nodes_wait_for_that_of_many() -> None:
     """What happens to many nodes at once fires in two rounds of the rules; the page of the first
-    of them waits until the last one and that of all together have come.
+    of them waits until the last one and that of all together have come, and no longer.
     """
     rules = [group for file in RULES for group in yaml_files.load(file)["groups"]]
-    (storms,) = (group for group in rules if group["name"] == "dshealthd-storms")
     nodes = [
         group for group in rules if re.fullmatch("dshealthd-(node|gpu|nic|path)", group["name"])
     ]
@@ -277,8 +277,11 @@ def test_pages_of_nodes_wait_for_that_of_many() -> None:
         for route in routes(yaml_files.load(FILE))
         if route["receiver"] == "dshealthd-page" and "leaf" in route.get("group_by", ())
     )
-    # Recorded in one round of storms, fired in the next.
-    later = 2 * seconds(storms["interval"])
-    assert (
-        seconds(waiting["group_wait"]) >= max(seconds(each["interval"]) for each in nodes) + later
+    later = max(
+        rounds("DshealthdManyNodes", rule["record"])
+        for group in rules
+        for rule in group["rules"]
+        if "record" in rule and "ALERTS{" in rule["expr"]
     )
+    last = max(seconds(each["interval"]) for each in nodes)
+    assert seconds(waiting["group_wait"]) == last + later

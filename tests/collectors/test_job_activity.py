@@ -25,7 +25,7 @@ from dshealthd.collectors.job_activity import (
 )
 from dshealthd.core.collector import Reason
 from dshealthd.jobs.rank_processes import RankProcesses, RankTrouble
-from dshealthd.linux import socket_waits
+from dshealthd.linux import sock_diag, socket_waits
 from tests.collectors.bench import Bench, Values, reasons, values
 from tests.jobs.machines import TORCH, Machine, stat_line
 
@@ -78,13 +78,14 @@ def test_a_job_that_writes(scene: Scene) -> None:
 
 
 def test_a_process_that_cannot_be_read_is_no_zero(scene: Scene) -> None:
-    """It is a fault; its job's other processes count, and without any nothing is told of the
-    job.
+    """It is a fault; its job's other processes count as far as they show that it works, and without
+    any nothing is told of the job.
     """
     first, other = (scene.machine.root / str(pid) / "io" for pid in (10, 11))
     first.write_text("")
-    scene.writes(11, 1500)
-    assert scene.look() == ({("slurm-7",): 50.0}, {"process 10": Reason.MALFORMED})
+    for written, rates in ((1000 + 100_000, {}), (1000 + 200_010, {("slurm-7",): 10_001.0})):
+        scene.writes(11, written)
+        assert scene.look() == (rates, {"process 10": Reason.MALFORMED})
     for place in (first, other):
         place.unlink()
         place.mkdir()
@@ -202,14 +203,51 @@ def test_no_connections_are_none_only_if_all_could_be_read(scene: Scene) -> None
     assert values(scene.collect(10.0), SOCKETS) == {}
 
 
-@pytest.mark.parametrize(("more", "rates"), [(0, {("slurm-7",): 0.0}), (1, {})])
+def test_processes_that_get_no_turn(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of those that are looked at are of another user, however many one has, and each job of a
+    user has its turn. What such a part of a job does is told if it shows that the job works, and
+    else unknown; a job of which all are looked at loses nothing.
+    """
+    users = {10: (8, 7), 11: (8, 7)} | dict.fromkeys(range(20, 90), (7, 8)) | {95: (7, 9)}
+    for pid, (user, job) in users.items():
+        place = scene.machine.process(pid, {**TORCH, "SLURM_JOB_ID": f"{job}"}, start=100 + pid)
+        (place / "status").write_text(f"Name:\tpython\nUid:\t{user}\t{user}\t{user}\t{user}\n")
+        scene.writes(pid, 1000)
+    monkeypatch.setattr(job_activity, "MAX_PROCESSES", 6)
+    looked_at = []
+    for moved in (0, 100_000, 300_000):
+        for pid in (10, 20, 89, 95):
+            scene.writes(pid, 1000 + moved)
+        scene.entered.clear()
+        found = values(scene.collect(10.0), FILES)
+        looked_at.append({int(part.split()[1]) for part in scene.entered})
+    assert looked_at[1] == looked_at[2] == {10, 11, 20, 21, 22, 95}
+    assert found == dict.fromkeys((("slurm-7",), ("slurm-8",), ("slurm-9",)), 20_000.0)
+    scene.writes(20, 1000 + 300_100)
+    assert values(scene.collect(10.0), FILES) == {("slurm-7",): 0.0, ("slurm-9",): 0.0}
+
+
+@pytest.mark.parametrize("more", [0, 1])
 def test_more_descriptors_than_are_looked_at(
-    scene: Scene, more: int, rates: Values, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, more: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is beyond them is not known."""
+    """What is beyond them is not known, unless these show that the job works."""
+    known = not more
     links = {10: ["pipe:[1]"] * 16_384, 11: ["pipe:[1]"] * (16_384 + more)}
     monkeypatch.setattr(job_activity, "open_files", lambda _, pid: links[pid])
-    assert values(scene.collect(10.0), SOCKETS) == rates
+    assert values(scene.collect(10.0), SOCKETS) == ({("slurm-7",): 0.0} if known else {})
+    moved = {77: 1000, 88: 10**9}
+    monkeypatch.setattr(sock_diag, "bytes_moved", lambda *_: moved)
+    links[10][0] = links[11][0] = "socket:[77]"
+    scene.collect(10.0)
+    for rises, rate in ((0, 0.0), (100_000, 10_000.0), (100_010, 10_001.0)):
+        moved[77] += rises
+        told = known or rate > 10_000
+        assert values(scene.collect(10.0), SOCKETS) == ({("slurm-7",): rate} if told else {})
+    # One that was beyond them, and comes among them, has moved its bytes long ago.
+    links[11][1] = "socket:[88]"
+    new = values(scene.collect(10.0), SOCKETS)
+    assert new == ({("slurm-7",): 1e8} if known else {})
 
 
 def test_connections_of_ranks_at_work(scene: Scene) -> None:
@@ -382,12 +420,13 @@ def test_ports_for_clients(tmp_path: Path) -> None:
     assert values(scene.collect(10.0), SERVES) == told | {("slurm-8", "3", "8064"): 1.0}
 
 
+@pytest.mark.parametrize("user", [8, 7])
 @pytest.mark.parametrize(("mine", "known"), [(16_384, True), (16_385, False)])
-def test_descriptors_of_another_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mine: int, *, known: bool
+def test_descriptors_of_another_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mine: int, user: int, *, known: bool
 ) -> None:
-    """However many one has open, half of those that are looked at are another's: that user's job
-    must not seem to move nothing, nor to serve nobody.
+    """However many one has open, half of those that are looked at are another's: that job must not
+    seem to move nothing, nor to serve nobody.
     """
     links = {10: ["/dev/null"] * 40_000, 11: [], 20: ["/dev/null"] * (mine - 1) + ["socket:[8000]"]}
     for module in (job_activity, socket_waits):
@@ -398,9 +437,9 @@ def test_descriptors_of_another_user(
     (scene.machine.root / "sys/net/ipv4").mkdir(parents=True)
     (scene.machine.root / "sys/net/ipv4/ip_local_port_range").write_text("32768\t60999\n")
     (scene.machine.root / "sys/net/ipv4/ip_local_reserved_ports").write_text("\n")
-    for pid, user in ((10, 7), (11, 7), (20, 8)):
+    for pid, owner in ((10, 7), (11, 7), (20, user)):
         place = scene.machine.root / str(pid)
-        (place / "status").write_text(f"Name:\tpython\nUid:\t{user}\t{user}\t{user}\t{user}\n")
+        (place / "status").write_text("Name:\tpython\nUid:" + 4 * f"\t{owner}" + "\n")
         (place / "net").mkdir()
         (place / "net" / "tcp").write_text(
             "  sl  local_address\n"

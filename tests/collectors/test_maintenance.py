@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from dshealthd.collectors.maintenance import BEGIN, END, FILES, Maintenance
+from dshealthd.collectors.maintenance import BEGIN, END
+from dshealthd.maintenance.file import FILES, Maintenance
 from tests.collectors.bench import Bench, value
 
 

@@ -12,9 +12,11 @@ from contextlib import closing
 import pytest
 
 from dshealthd.core.host import Host
+from dshealthd.jobs import rank_processes
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.processes import TrainingProcess, read_stat
 from dshealthd.jobs.rank_processes import RankProcesses, _RankProcess
+from dshealthd.linux.activity import Activity, ThreadState
 from tests.jobs.machines import TORCH, started, training_process
 from tests.waiting import until
 
@@ -175,14 +177,23 @@ def test_a_run_that_its_launcher_starts_anew(
         assert scene.look() == (set() if run else {(1, "killed", 10.0)})
 
 
-def test_so_many_are_followed() -> None:
-    """A descriptor each: not of whatever a user starts, who leaves places to others."""
-    scene = Scene([])
+def test_so_many_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A descriptor each: not of whatever a user starts, who leaves places to others. A run of which
+    all of these are stopped was suspended, as far as anybody knows.
+    """
+    scene, looks = Scene([]), list[int]()
+
+    def stopped(_host: Host, pid: int, start: int) -> Activity:
+        looks.append(pid)
+        return Activity(ThreadState.STOPPED, start, 0.0, 0)
+
+    monkeypatch.setattr(rank_processes, "activity", stopped)
     for number in range(257):
         variables = {**TORCH, "RANK": str(number), "WORLD_SIZE": "257"}
         scene.processes.append(training_process(1 << 23 | number, variables, user=1))
-    scene.look()
+    assert scene.look() == set()
     assert len(scene.watch._followed) == 256
+    assert len(looks) == 256, "and nobody looks at the others"
     other = training_process(1 << 22, start=2, job="run-2", user=2)
     scene.processes.append(other)
     scene.look()

@@ -32,6 +32,7 @@ FREEZERS = {
     ("S", "request_wait_answer", "FROZEN", ThreadState.BLOCKED),
     ("D", "folio_wait_bit_common", "THAWED", ThreadState.BLOCKED),
     ("D", "hrtimer_nanosleep", "FROZEN", ThreadState.STOPPED),
+    ("D", "__refrigerator", "FREEZING", ThreadState.STOPPED),
     ("D", "hrtimer_nanosleep", "", ThreadState.BLOCKED),
 ])  # fmt: skip
 def test_a_frozen_process(

@@ -160,8 +160,8 @@ def test_a_port_for_clients() -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
-        assert list(ports_served(Host(), [process.pid], 1000)) == [(process.pid, port)]
-        assert list(ports_served(Host(), [process.pid], 1)) == []
+        assert list(ports_served(Host(), ([process.pid], 1000))) == [(process.pid, port)]
+        assert list(ports_served(Host(), ([process.pid], 1))) == []
         process.kill()
 
 

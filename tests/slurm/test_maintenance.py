@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dshealthd.cli import main as cli
-from dshealthd.collectors.maintenance import FILES, parse
 from dshealthd.findings.finding import Verdict
+from dshealthd.maintenance.file import FILES, parse
 from dshealthd.slurm.agent import judge
 from dshealthd.slurm.controller import Controller, ControllerError, SlurmNode
 from dshealthd.slurm.maintenance import keep

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.collectors.maintenance import FILES
+from dshealthd.maintenance.file import FILES
 from dshealthd.slurm.controller import Controller
 from dshealthd.slurm.maintenance import keep
 from tests.deploy.slurm import SlurmCluster, require

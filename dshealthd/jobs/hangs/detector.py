@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.exits import ExitKind, ExitWatcher
 from dshealthd.jobs.hangs.judge import Standstill, judge
-from dshealthd.jobs.hangs.silence import FLOOR
 from dshealthd.jobs.hangs.states import NO_WORK, SUSPECTED, RankState, Work
 from dshealthd.jobs.hangs.watch import RankWatch
 
@@ -26,6 +25,10 @@ SLACK = 3.0
 AT_WORK = 30.0
 """Seconds for which a silent job counts as at work after it was last seen to be: evaluations wait
 for data, simulators for each other, and samples are moments.
+"""
+SAMPLED = 20.0
+"""Seconds of silence from which samples are not those of a job's last step: by default the agent
+shows for 10 s what the child processes did in the 10 s before.
 """
 AGAIN_AFTER = 5.0
 """Seconds between reports of a lasting suspicion; a running job completes a step in between."""
@@ -135,7 +138,7 @@ def _is_quiet(ranks: Sequence[RankState]) -> bool:
     """
     living = [rank for rank in ranks if rank.ended is None]
     return bool(living) and all(
-        rank.silence > SUSPECTED * max(rank.bound, FLOOR) for rank in living
+        rank.silence > max(SUSPECTED * rank.bound, SAMPLED) for rank in living
     )
 
 

@@ -98,13 +98,13 @@ async def test_a_job_at_work_teaches_nothing(tmp_path: Path, at_work: Work) -> N
 
 async def test_a_job_whose_children_computed(tmp_path: Path) -> None:
     """It is in a pause for half a minute after they last did, from the half of its usual silence
-    on; before that, samples may be those of its last step.
+    on; before 20 s, samples may be those of its last step.
     """
     with contextlib.closing(Watched(tmp_path)) as watched:
-        watched.still(14.0, CHILDREN)
-        assert watched.still(FLOOR + 2 * STEP - 14.0) is HangClass.WAITING
-        watched.look(moves=True)
         watched.still(20.0, CHILDREN)
+        assert watched.still(FLOOR + 2 * STEP - 20.0) is HangClass.WAITING
+        watched.look(moves=True)
+        watched.still(22.0, CHILDREN)
         assert watched.still(28.0) is HangClass.WORKING
         assert watched.still(4.0) is HangClass.WAITING
         for _ in range(5):
@@ -147,13 +147,14 @@ def test_suspicious(ranks: list[RankState], expected: object) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "quiet"), [
-    ([replace(SILENT, bound=10.0)], True),
-    ([replace(SILENT, bound=10.0, silence=14.9)], False),
-    ([replace(SILENT, bound=40.0)], False),
-    ([replace(SILENT, ended=ExitKind.ENDED)], False),
+    ([replace(SILENT, bound=10.0, silence=20.1)], True),
+    ([replace(SILENT, bound=10.0, silence=19.9)], False),
+    ([replace(SILENT, bound=50.0, silence=25.1)], True),
+    ([replace(SILENT, bound=50.0, silence=24.9)], False),
+    ([replace(SILENT, silence=20.1, ended=ExitKind.ENDED)], False),
 ])  # fmt: skip
 def test_quiet(ranks: list[RankState], *, quiet: bool) -> None:
-    """For half of what is usual, and of half a minute at least."""
+    """For half of what is usual, and for 20 s at least."""
     assert _is_quiet(ranks) is quiet
 
 

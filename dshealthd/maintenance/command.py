@@ -10,11 +10,11 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd.collectors.maintenance import FILES, LIMIT, MAX_REASON, Maintenance, parse
 from dshealthd.config.flags import EXIT_FAILURE
 from dshealthd.core import state_file
 from dshealthd.core.options import COMMAND_LINE, ConfigError, Duration
 from dshealthd.core.text import print_lines, printable
+from dshealthd.maintenance.file import FILES, LIMIT, MAX_REASON, Maintenance, parse
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,1 @@
+"""Planned work on this node, for which nobody is to be paged."""
