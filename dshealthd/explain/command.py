@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from dshealthd import symptoms
 from dshealthd.core import documents
 from dshealthd.core.text import print_lines, printable
 from dshealthd.explain import answer, dumps
@@ -37,7 +36,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "logs", nargs="*", metavar="LOG", help="file, folder or glob pattern; - is standard input"
     )
-    made.add_argument("--runbook", metavar="SLUG", help="print the runbook of a symptom and exit")
+    made.add_argument(
+        "--runbook", metavar="SLUG", help="print this runbook; an unknown name lists all of them"
+    )
     made.add_argument("--json", action="store_true", help="one JSON document instead of text")
     made.add_argument(
         "--healthy",
@@ -57,10 +58,10 @@ def main(arguments: Sequence[str]) -> int:
     made = parser()
     options = made.parse_args(arguments)
     if options.runbook is not None:
-        symptom = symptoms.all_symptoms().get(options.runbook)
-        if symptom is None:
-            made.error(f"--runbook: no symptom is called {options.runbook}")
-        print_lines(runbooks.render(symptom).removesuffix("\n"))
+        try:
+            print_lines(runbooks.named(options.runbook).removesuffix("\n"))
+        except LookupError as error:
+            made.error(error.args[0])
         return EXIT_NOTHING
     if not options.logs:
         made.error("the following arguments are required: LOG")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.entry import ADVICE, FIRST_STEP, Alert, FindingType, Symptom
 
 PLACE = "SLUG"
@@ -101,6 +102,15 @@ def _plain(text: str) -> str:
 def _placeholder(template: re.Match[str]) -> str:
     label = _LABEL.fullmatch(template[1])
     return template[0] if label is None else _PLACES.get(label[1], label[1].upper())
+
+
+def named(slug: str) -> str:
+    """Return the runbook of this name; LookupError, which lists all names, if there is none."""
+    known = all_symptoms()
+    if slug not in known:
+        message = f"--runbook: no runbook is called {slug!r}; there are {', '.join(known)}"
+        raise LookupError(message)
+    return render(known[slug])
 
 
 def render(symptom: Symptom) -> str:
