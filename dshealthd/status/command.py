@@ -85,15 +85,15 @@ def runs(asked: AgentQuery, job: str = "") -> int:
     """
     if (answers := _answers(asked, Client.history)) is None:
         return EXIT[State.UNKNOWN]
-    if asked.as_json:
-        print(documents.dumps(of_runs.document(answers, job)))
-        return _of_all(answers)
-    _print_problems(answers)
-    now = max((answer.document.get("time", 0.0) for answer in answers), default=0.0)
-    form = of_runs.report if job else of_runs.history
     found = of_runs.runs(answers, job)
-    shown = ["\n".join(form(run, attempts, now)) for run, attempts in found.items()]
-    print("\n\n".join(shown) or f"no attempt {f'of {printable(job)} ' * bool(job)}is known")
+    if asked.as_json:
+        print(documents.dumps(of_runs.document(answers, found)))
+    else:
+        _print_problems(answers)
+        now = max((answer.document.get("time", 0.0) for answer in answers), default=0.0)
+        form = of_runs.report if job else of_runs.history
+        shown = ["\n".join(form(run, attempts, now)) for run, attempts in found.items()]
+        print("\n\n".join(shown) or f"no attempt {f'of {printable(job)} ' * bool(job)}is known")
     return _of_all(answers) if found or not job else EXIT[State.UNKNOWN]
 
 
