@@ -20,19 +20,23 @@ _FIELD = re.compile(r"\{(\w+)(?::[^{}]+)?\}")
 _PLACES = {"training_job": "JOB", "instance": "NODE:10061", "mig_uuid": "MIG"}
 """Placeholders for label values that differ from the label in capitals."""
 _NOTES = {
-    r"\b[Dd]rain": (
+    r"\b[Dd]rain\b": (
         "*Drain*: no new job starts on the node, and those that run there go on. Slurm: "
         "`scontrol update nodename=NODE state=drain reason=TEXT`; Kubernetes: `kubectl cordon "
         "NODE`, as `kubectl drain` would end its pods. A reset, a reboot or a power cycle ends "
         "whatever still runs there."
     ),
-    r"(systemctl \w+|journalctl -u) dshealthd|`dshealthd (evidence|keys|maintenance)|py-spy": (
+    r"(systemctl \w+|journalctl -u) dshealthd|py-spy|"
+    r"dshealthd (evidence|history|jobs|keys|maintenance|doctor --only|probe --hostfile)\b": (
         "In Kubernetes, the agent is a pod of the namespace `dshealthd`: `kubectl -n dshealthd "
         "get pods -o wide`, `kubectl -n dshealthd logs POD`, `kubectl -n dshealthd exec POD -- "
         "COMMAND`; a restart is `kubectl -n dshealthd delete pod POD`."
     ),
+    r"dshealthd probe --hostfile": (
+        "In Kubernetes, a hostfile has the nodes' addresses, by which the probes know them."
+    ),
 }
-"""What to know where first steps or remedies have these words."""
+"""What to know where first steps, remedies or confirmations have these words."""
 _SEVERITIES = {
     "critical": "page",
     "warning": "ticket",
@@ -135,7 +139,7 @@ def _lines(symptom: Symptom) -> Iterator[str]:
         for name, texts in alerts.items():
             yield f"### {name}"
             yield from texts
-        known = f"{alerts} {symptom.sections['Remedy']}"
+        known = f"{alerts} {symptom.sections['Remedy']} {symptom.sections['Confirm']}"
         notes = [note for words, note in _NOTES.items() if re.search(words, known)]
         if re.search("NODE|GPU|JOB|PART", f"{alerts} {notes}"):
             notes.insert(0, "`NODE`, `GPU`, `JOB` and `PART` stand for the labels of the alert.")
