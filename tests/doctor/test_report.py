@@ -39,7 +39,7 @@ CRITICAL = Result(
     source="PCI",
     component="gpu 3",
 )
-WARNING = Result(State.WARNING, "1 < 2 & \x00 \ud800", component="gpu 4")
+WARNING = Result(State.WARNING, "1 < 2 & \x00 \ud800", component="gpu 4", slug="bad-link")
 UNKNOWN = Result(State.UNKNOWN, "the log may not be read")
 OK = Result(State.OK, "well")
 
@@ -76,6 +76,7 @@ def test_text_has_the_worst_first_and_no_control_characters() -> None:
     shown = "\n".join(lines)
     assert shown.index("CRITICAL  check-2") < shown.index("WARNING   check-1")
     assert "Limit: 7 against 8 (PCI)" in shown
+    assert "Runbook: dshealthd doctor --runbook bad-link" in shown, "of the finding, not its check"
     assert "Remedy: sudo reboot" in shown
     assert "Runbook: dshealthd doctor --runbook gpu-lost" in shown
     assert "\x1b" not in shown
