@@ -87,8 +87,9 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer,
     good = read(healthy)[0] if healthy else Recognizer()
     usual = {(event.pattern, event.says) for event in good.found.events}
     recognizer = Recognizer()
-    unread = []
-    files = logs.expand(names)
+    refused: list[OSError] = []
+    files = logs.expand(names, refused.append)
+    unread = [f"not read: {error.filename}: {error.strerror}" for error in refused]
     for name in files:
         try:
             if dumps.is_dump(name):
@@ -100,8 +101,8 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer,
                 recognizer.add(name)
         except (logs.InputError, dumps.UnreadableDump, OSError) as error:
             unread.append(f"not read: {error}")
-    if files and len(unread) == len(files):
-        raise logs.InputError(unread[0])
+    if len(unread) == len(files) + len(refused):
+        raise logs.InputError(unread[0] if unread else f"{names[0]}: has no log")
     events = recognizer.found.events
     events[:] = [event for event in events if (event.pattern, event.says) not in usual]
     for facts, healthy_one in itertools.product(recognizer.found.sources, good.found.sources):
