@@ -31,7 +31,10 @@ def parser() -> argparse.ArgumentParser:
     made = _Parser(
         prog="dshealthd explain",
         description="Name the cause of a job's failure from its logs.",
-        epilog="Exit status: 0 no failure found, 1 cause found, 3 undecided, 64 bad usage.",
+        epilog=(
+            "Exit status: 0 no failure found, 1 cause found, 3 undecided, 64 bad usage, or nothing "
+            "to read."
+        ),
     )
     made.add_argument(
         "logs", nargs="*", metavar="LOG", help="file, folder or glob pattern; - is standard input"
@@ -82,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
 def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer, list[str]]:
     """Read logs and dumps; return what was recognized, and what could not be read and why.
 
-    InputError: a name matches no file, or none of the files can be read.
+    InputError: a name matches no file, or nothing can be read, as all files are empty.
     """
     good = read(healthy)[0] if healthy else Recognizer()
     usual = {(event.pattern, event.says) for event in good.found.events}
@@ -101,8 +104,11 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer,
                 recognizer.add(name)
         except (logs.InputError, dumps.UnreadableDump, OSError) as error:
             unread.append(f"not read: {error}")
-    if len(unread) == len(files) + len(refused):
-        raise logs.InputError(unread[0] if unread else f"{names[0]}: has no log")
+    statistics = recognizer.found.statistics
+    # A program that failed may have left an empty log, or nothing in a pipe: that is not healthy.
+    empty = statistics.files == len(files) and not statistics.bytes
+    if empty or len(unread) == len(files) + len(refused):
+        raise logs.InputError(unread[0] if unread else f"{names[0]}: nothing to read")
     events = recognizer.found.events
     events[:] = [event for event in events if (event.pattern, event.says) not in usual]
     for facts, healthy_one in itertools.product(recognizer.found.sources, good.found.sources):

@@ -68,8 +68,10 @@ def test_folders_that_hold_nothing_to_read(tmp_path: Path, monkeypatch: pytest.M
 
     scandir = os.scandir
     (tmp_path / "closed").mkdir()
-    with pytest.raises(logs.InputError, match="has no log"):
-        slug(tmp_path / "closed")
+    (tmp_path / "empty").touch()
+    for name in ("closed", "empty"):
+        with pytest.raises(logs.InputError, match=f"{name}: nothing to read"):
+            slug(tmp_path / name)
     monkeypatch.setattr(os, "scandir", closed)
     with pytest.raises(logs.InputError, match="closed: Permission denied"):
         slug(tmp_path / "closed")
