@@ -211,6 +211,16 @@ def test_output_that_cannot_be_written(command: str, unbuffered: str, tmp_path: 
     assert done.stderr == "dshealthd: standard output: No space left on device\n"
 
 
+@pytest.mark.parametrize("command", ["explain", "doctor"])
+def test_output_is_utf_8(command: str) -> None:
+    """In a locale of another encoding too, such as Latin-1, which lacks what runbooks have."""
+    words = [sys.executable, "-m", "dshealthd", command, "--runbook", "batch-arithmetic"]
+    locale = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(words, capture_output=True, timeout=60, check=False, env=locale)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "micro batch \xd7 accumulation" in done.stdout.decode()
+
+
 def test_another_failure_surfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that is not of the output is a defect."""
 

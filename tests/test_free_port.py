@@ -83,6 +83,13 @@ def test_command_gets_the_port() -> None:
     assert subprocess.check_output(command, text=True, timeout=60) == "bound\n"
 
 
+def test_a_command_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """Is named, with a shell's exit status: 1 would be that no port is free."""
+    assert cli.main(["free-port", "--", "no-such-program"]) == 127
+    said = "dshealthd free-port: no-such-program: No such file or directory\n"
+    assert capsys.readouterr().err == said
+
+
 def test_bad_ranges_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     """A range that is none, and one that only the kernel uses, say what would be right."""
     for text, status, message in (

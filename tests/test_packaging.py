@@ -24,6 +24,7 @@ from packaging.version import Version
 
 from deploy.package import build, manual, runtime
 from dshealthd.config import config, registry
+from dshealthd.slurm.options import SlurmOptions
 from tests.command_line import shell_script
 
 PROJECT = Path(__file__).parents[1]
@@ -130,6 +131,13 @@ def test_launcher_does_not_import_what_its_caller_names(tmp_path: Path) -> None:
 def test_scripts_are_sound(name: str) -> None:
     """Each script of the package is a POSIX shell's."""
     subprocess.run(["sh", "-n", PACKAGE / name], check=True, timeout=60)
+
+
+def test_purge_removes_what_was_made_since() -> None:
+    """The directories that the agent and Slurm's hooks make are no files of the package."""
+    words = (PACKAGE / "postrm.sh").read_text().split()
+    made = {config.Paths().state, SlurmOptions().run_directory}
+    assert {str(path) for path in made} <= set(words)
 
 
 def test_closure_of_dependencies(monkeypatch: pytest.MonkeyPatch) -> None:

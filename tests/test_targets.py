@@ -89,11 +89,13 @@ def test_command_replaces_a_file_whole(tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(output.read_text()) == BOTH
     assert os.stat(output).st_ino != before
     assert stat.S_IMODE(os.stat(output).st_mode) == 0o644
+    absent = tmp_path / "absent" / "targets.json"
+    assert main([*arguments[:-1], str(absent)]) == 1
+    assert capsys.readouterr().err == f"--output: {absent}: No such file or directory\n"
     hostfile.write_text("node-1 slots=8\nnode-1 slots=8\n")
     assert main(arguments) == 1
     assert capsys.readouterr().err == f'{hostfile}:2: "node-1" is a duplicate of line 1\n'
     assert json.loads(output.read_text()) == BOTH
-    assert main([*arguments[:-1], str(tmp_path / "absent" / "targets.json")]) == 1
     assert sorted(os.listdir(tmp_path)) == ["hostfile", "targets.json"]
 
 

@@ -3,7 +3,7 @@
 set -e
 case $1 in
 purge)
-    rm -rf /var/lib/dshealthd /etc/dshealthd /run/dshealthd
+    rm -rf /var/lib/dshealthd /etc/dshealthd /run/dshealthd /run/dshealthd-slurm
     rm -f /etc/systemd/system/dshealthd.service.d/unprivileged.conf
     rm -f /etc/systemd/system/dshealthd.service.d/evidence.conf
     rmdir /etc/systemd/system/dshealthd.service.d 2>/dev/null || true

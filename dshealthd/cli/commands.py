@@ -384,7 +384,8 @@ def send_test_alert(_given: Invocation, **own: Any) -> int:
 def slurm(given: Invocation, hook: str) -> int:
     """Run as a Slurm hook: drain the node for its agent's findings, within a budget.
 
-    Exit status: 100 from a prolog where the job must not start, else 0. See deploy/slurm/.
+    Exit status: 100 from a prolog where the job must not start, 2 bad usage or configuration, else
+    0. See deploy/slurm/.
     """
     from dshealthd.slurm.command import slurm as command
 

@@ -34,8 +34,10 @@ DESCRIPTION = (
 EPILOG = (
     "examples:\n  export MASTER_PORT=$(dshealthd free-port)\n  dshealthd free-port -- deepspeed "
     "train.py\n\nExit status: 0 ok, 1 no such port, 2 wrong usage; with COMMAND, its exit "
-    "status.\n"
+    "status, or 127 if it cannot be started.\n"
 )
+EXIT_NOT_STARTED = 127
+"""Exit status of a shell for a command that it does not find."""
 
 
 class NoPort(Exception):
@@ -160,7 +162,12 @@ def _serve(options: argparse.Namespace, ports: Sequence[int]) -> int:
         if options.run:
             # The port is free again as the command starts.
             environment = {**os.environ, "MASTER_PORT": str(held.port)}
-            os.execvpe(options.run[0], options.run, environment)  # noqa: S606 - the user's command
+            try:
+                os.execvpe(options.run[0], options.run, environment)  # noqa: S606 - the user's
+            except OSError as error:
+                text = f"dshealthd free-port: {options.run[0]}: {error.strerror}"
+                print_lines(text, error=True)
+                return EXIT_NOT_STARTED
         print_lines(held.port)
     finally:
         held.release()

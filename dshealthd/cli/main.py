@@ -6,6 +6,7 @@ Reading a log takes less time than importing asyncio, the configuration and all 
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import select
 import signal
@@ -49,11 +50,17 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Open on `/dev/null` what the caller has closed, as a socket would get that descriptor."""
+    """Open on `/dev/null` what the caller has closed, as a socket would get that descriptor, and
+    print in UTF-8.
+    """
     for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             os.open(os.devnull, os.O_RDWR)  # the lowest that is free
             setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8", closefd=False))
+    # Whatever the locale: with LANG=en_US, which is Latin-1, a log's line or a runbook's `…` fails.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def _discard_output() -> None:

@@ -136,7 +136,10 @@ def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait:
     status, receivers = alert["status"], [entry["name"] for entry in alert["receivers"]]
     if status["silencedBy"]:
         silences = ", ".join(status["silencedBy"])
-        message = f"silence {silences} covers this alert and perhaps others (amtool silence query)"
+        message = (
+            f"silence {silences} covers this alert and perhaps others; `amtool "
+            f"--alertmanager.url={url} silence query` shows it"
+        )
         raise Stopped(message)
     if status["inhibitedBy"]:
         raise Stopped(

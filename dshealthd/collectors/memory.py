@@ -14,8 +14,8 @@ TOTAL = gauge(
 )
 AVAILABLE = gauge(
     "dshealthd_memory_available_bytes",
-    "Memory available without swapping, as the kernel estimates it (MemAvailable), and what the "
-    "cache of ZFS has above its least size.",
+    "Memory available without swapping, as the kernel estimates it (MemAvailable), plus what the "
+    "cache of ZFS holds above its minimum.",
 )
 SHARED = gauge(
     "dshealthd_memory_shared_bytes",

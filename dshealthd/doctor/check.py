@@ -32,6 +32,8 @@ class Result:
     """Where the limit comes from."""
     component: str = ""
     """The part concerned, such as `gpu 3` or `ds_config.json: train_batch_size`."""
+    slug: str = ""
+    """The symptom of the finding that it shows, which may be another one than the check's."""
     accepted: str | None = None
     """Why it does not count, if the administrator accepts it."""
 

@@ -33,8 +33,7 @@ from dshealthd.http.client import Access
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.status.paint import EXIT, Paint, colored
 from dshealthd.status.progress import Progress
-from dshealthd.symptoms import all_symptoms
-from dshealthd.symptoms.runbooks import render
+from dshealthd.symptoms import runbooks
 
 if TYPE_CHECKING:
     from dshealthd.config.config import Config
@@ -81,7 +80,7 @@ def parser() -> Parser:
     added.add_argument("--skip", metavar="CHECK,...", default="", help="skip these checks")
     added.add_argument("--list", dest="listed", action="store_true", help="list the checks")
     added.add_argument(
-        "--runbook", metavar="SLUG", help="print the runbook of a symptom; --list names them"
+        "--runbook", metavar="SLUG", help="print this runbook; an unknown name lists all of them"
     )
     added.add_argument(
         "--path",
@@ -133,7 +132,7 @@ def main(words: Sequence[str]) -> int:
     if (options.file or options.launch) and not options.job:
         known.error("a file or command is of a job: add --job")
     if options.runbook is not None:
-        return _runbook(options.runbook)
+        return _runbook(known, options.runbook)
     try:
         loaded, wrong = flags.usable(options)
         checks = choose_checks(options, loaded)
@@ -153,15 +152,12 @@ def main(words: Sequence[str]) -> int:
     return _print(options, report)
 
 
-def _runbook(slug: str) -> int:
+def _runbook(known: Parser, slug: str) -> int:
     """Print a runbook, which needs neither an agent nor a network."""
-    symptom = all_symptoms().get(slug)
-    if symptom is None:
-        print_lines(
-            f"--runbook: there is no runbook {slug!r}; see `dshealthd doctor --list`", error=True
-        )
-        return UNKNOWN
-    print(render(symptom), end="")
+    try:
+        print(runbooks.named(slug), end="")
+    except LookupError as error:
+        known.error(error.args[0])
     return EXIT[State.OK]
 
 

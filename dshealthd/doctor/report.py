@@ -167,7 +167,7 @@ def _results(checks: Sequence[Examined], paint: Paint) -> Iterator[str]:
 def _lines(checks: Sequence[Examined], result: Result, paint: Paint) -> Iterator[str]:
     state = result.outcome
     names = [printable(name) for name in dict.fromkeys(one.check for one in checks)]
-    slugs = {printable(one.slug) for one in checks}
+    slugs = {printable(result.slug or one.slug) for one in checks}
     word = paint(State.OK, "ACCEPTED") if result.accepted else paint(state, state.upper().ljust(8))
     yield f"  {word}  {names[0] if len(names) == 1 else f'{len(names)} checks'}: {result.text}"
     if result.limit:
@@ -191,11 +191,10 @@ def kubernetes(report: Report) -> int:
     """
     parts = [f"{printable(node.node)} unreachable" for node in report.nodes if node.problem]
     for node in report.nodes:
-        parts += [
-            " ".join(filter(None, (printable(one.slug), result.component.replace(" ", "="))))
-            for one, result in found((*node.checks, *report.across))
-            if not result.accepted
-        ]
+        for one, result in found((*node.checks, *report.across)):
+            if not result.accepted:
+                slug, part = result.slug or one.slug, result.component.replace(" ", "=")
+                parts.append(f"{printable(slug)} {part}".rstrip())
     line = ", ".join(dict.fromkeys(parts)) or "ok"
     print_lines(line if len(line) <= TERMINATION else f"{line[: TERMINATION - 3]}...")
     return int(report.outcome is State.CRITICAL)

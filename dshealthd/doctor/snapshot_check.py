@@ -104,6 +104,7 @@ def result_of(finding: Finding) -> Result:
         limit=_figure(finding.limit),
         source=finding.limit_source or finding.source,
         component=component(finding.part),
+        slug=finding.slug,
     )
 
 

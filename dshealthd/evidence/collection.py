@@ -191,9 +191,9 @@ class Collection:
             ranks = {rank.pid: rank for rank in found.ranks}
             more = found.more
             for reason, count in found.unseen.items():
+                who = plural(count, "process that may be a rank", "processes that may be ranks")
                 self.findings.missing.append(
-                    f"{plural(count, 'process', 'processes')} could not be inspected and "
-                    f"may be ranks too: {reason_in_words(reason)}"
+                    f"{who} could not be inspected: {reason_in_words(reason)}"
                 )
         for number, pid in case.ranks:
             unread = {"recorder": "its environment could not be read"}

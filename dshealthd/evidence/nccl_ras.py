@@ -86,8 +86,8 @@ def _answer(environment: Mapping[str, str], host: Host, loaded: Loaded) -> bytes
     decision = question.decide(host, loaded, permit_unknown=False)
     if not decision.is_asked:
         releases = ", ".join(sorted(map(str, loaded.versions - {None}))) or "unknown"
-        message = f"not queried, {decision.reason}: loaded NCCL is {releases} {loaded.detail}"
-        raise Missing(message.strip())
+        why = f" ({loaded.detail})" if loaded.detail else ""
+        raise Missing(f"not queried, {decision.reason}: loaded NCCL is {releases}{why}")
     try:
         query = question.prepare(environment, loaded, host)
     except (ValueError, ArithmeticError) as error:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
 
-from dshealthd import symptoms
 from dshealthd.core import documents
 from dshealthd.core.text import print_lines, printable
 from dshealthd.explain import answer, dumps
@@ -33,12 +32,17 @@ def parser() -> argparse.ArgumentParser:
     made = _Parser(
         prog="dshealthd explain",
         description="Name the cause of a job's failure from its logs.",
-        epilog="Exit status: 0 no failure found, 1 cause found, 3 undecided, 64 bad usage.",
+        epilog=(
+            "Exit status: 0 no failure found, 1 cause found, 3 undecided, 64 bad usage, or nothing "
+            "to read."
+        ),
     )
     made.add_argument(
         "logs", nargs="*", metavar="LOG", help="file, folder or glob pattern; - is standard input"
     )
-    made.add_argument("--runbook", metavar="SLUG", help="print the runbook of a symptom and exit")
+    made.add_argument(
+        "--runbook", metavar="SLUG", help="print this runbook; an unknown name lists all of them"
+    )
     made.add_argument("--json", action="store_true", help="one JSON document instead of text")
     made.add_argument(
         "--healthy",
@@ -58,10 +62,10 @@ def main(arguments: Sequence[str]) -> int:
     made = parser()
     options = made.parse_args(arguments)
     if options.runbook is not None:
-        symptom = symptoms.all_symptoms().get(options.runbook)
-        if symptom is None:
-            made.error(f"--runbook: no symptom is called {options.runbook}")
-        print_lines(runbooks.render(symptom).removesuffix("\n"))
+        try:
+            print_lines(runbooks.named(options.runbook).removesuffix("\n"))
+        except LookupError as error:
+            made.error(error.args[0])
         return EXIT_NOTHING
     if not options.logs:
         made.error("the following arguments are required: LOG")
@@ -82,13 +86,14 @@ def main(arguments: Sequence[str]) -> int:
 def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer, list[str]]:
     """Read logs and dumps; return what was recognized, and what was not read in whole and why.
 
-    InputError: a name matches no file, or none of the files can be read.
+    InputError: a name matches no file, or nothing can be read, as all files are empty.
     """
     good = read(healthy)[0] if healthy else Recognizer()
     usual = {(event.pattern, event.says) for event in good.found.events}
     recognizer = Recognizer()
-    unread = []
-    files = logs.expand(names)
+    refused: list[OSError] = []
+    files = logs.expand(names, refused.append)
+    unread = [f"not read: {error.filename}: {error.strerror}" for error in refused]
     for name in files:
         try:
             if dumps.is_dump(name):
@@ -100,9 +105,12 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer,
                 recognizer.add(name)
         except (logs.InputError, dumps.UnreadableDump, OSError) as error:
             unread.append(f"not read: {error}")
-    if files and len(unread) == len(files):
-        raise logs.InputError(unread[0])
-    unread += recognizer.found.statistics.ended_early
+    statistics = recognizer.found.statistics
+    # A program that failed may have left an empty log, or nothing in a pipe: that is not healthy.
+    empty = statistics.files == len(files) and not statistics.bytes
+    if empty or len(unread) == len(files) + len(refused):
+        raise logs.InputError(unread[0] if unread else f"{names[0]}: nothing to read")
+    unread += statistics.ended_early
     events = recognizer.found.events
     events[:] = [event for event in events if (event.pattern, event.says) not in usual]
     for facts, healthy_one in itertools.product(recognizer.found.sources, good.found.sources):

@@ -86,8 +86,9 @@ class Raw(NamedTuple):
     text: str
 
 
-def expand(names: Sequence[str]) -> list[str]:
-    """Return the log files that match the names, in order; `-` is standard input.
+def expand(names: Sequence[str], refused: Callable[[OSError], object] | None = None) -> list[str]:
+    """Return the log files that match the names, in order; `-` is standard input. `refused` is told
+    the folders that cannot be listed.
 
     InputError: a name matches no file, or there are too many files.
     """
@@ -96,7 +97,7 @@ def expand(names: Sequence[str]) -> list[str]:
         if name == "-":
             found[name] = None
         elif os.path.isdir(name):
-            for folder, folders, files in os.walk(name):
+            for folder, folders, files in os.walk(name, onerror=refused):
                 folders.sort()
                 paths = (os.path.join(folder, file) for file in sorted(files))
                 found.update(
@@ -111,10 +112,20 @@ def expand(names: Sequence[str]) -> list[str]:
         elif matches := sorted(glob.glob(name, recursive=True)):
             found.update((match, None) for match in matches if not os.path.isdir(match))
         else:
-            raise InputError(f"{name}: no such file")
+            raise InputError(f"{name}: {_absence(name)}")
         if len(found) > MAX_FILES:
             raise InputError(f"more than {MAX_FILES:,} files")
     return list(found)
+
+
+def _absence(name: str) -> str:
+    """Return why there is no file of this name."""
+    try:
+        os.stat(name)
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError):
+            return error.strerror or str(error)  # such as a folder above it that is closed
+    return "no such file"
 
 
 def open_file(name: str) -> IO[bytes]:

@@ -123,7 +123,8 @@ class Access:
         try:
             context = verifying(self.ca_file)
         except OSError as error:  # ssl.SSLError is one, and neither names the file
-            raise OSError(f"{self.ca_file} cannot be used: {error}") from error
+            message = f"{self.ca_file} cannot be used: {error.strerror or error}"
+            raise OSError(message) from error
         return self._identified(context)
 
     def unverified_context(self) -> ssl.SSLContext:

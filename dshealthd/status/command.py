@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import documents
-from dshealthd.core.text import nodes_to_exclude, print_lines, printable
+from dshealthd.core.text import nodes_to_exclude, plural, print_lines, printable
 from dshealthd.findings.finding import ORDER, SCHEMA, State
 from dshealthd.http.client import UNAUTHORIZED, Access, Client, local, remote
 from dshealthd.http.exchange import Unreachable
@@ -85,15 +85,15 @@ def runs(asked: AgentQuery, job: str = "") -> int:
     """
     if (answers := _answers(asked, Client.history)) is None:
         return EXIT[State.UNKNOWN]
-    if asked.as_json:
-        print(documents.dumps(of_runs.document(answers, job)))
-        return _of_all(answers)
-    _print_problems(answers)
-    now = max((answer.document.get("time", 0.0) for answer in answers), default=0.0)
-    form = of_runs.report if job else of_runs.history
     found = of_runs.runs(answers, job)
-    shown = ["\n".join(form(run, attempts, now)) for run, attempts in found.items()]
-    print("\n\n".join(shown) or f"no attempt {f'of {printable(job)} ' * bool(job)}is known")
+    if asked.as_json:
+        print(documents.dumps(of_runs.document(answers, found)))
+    else:
+        _print_problems(answers)
+        now = max((answer.document.get("time", 0.0) for answer in answers), default=0.0)
+        form = of_runs.report if job else of_runs.history
+        shown = ["\n".join(form(run, attempts, now)) for run, attempts in found.items()]
+        print("\n\n".join(shown) or f"no attempt {f'of {printable(job)} ' * bool(job)}is known")
     return _of_all(answers) if found or not job else EXIT[State.UNKNOWN]
 
 
@@ -150,9 +150,14 @@ def jobs(asked: AgentQuery) -> int:
 def _jobs(answers: Sequence[AgentAnswer]) -> Iterator[str]:
     paint = Paint(color=colored())
     names = {job["job"] for answer in answers for job in answer.document.get("jobs", ())}
+    hidden = 0
     for answer in answers:
         if why := answer.problem or answer.starting:
             yield f"{printable(answer.name)}  {printable(why)}"
+        if unseen := text.unseen(answer):
+            hidden += unseen
+            who = plural(unseen, "process", "processes")
+            yield f"{printable(answer.name)}  {who} could not be inspected: permission denied"
         for line in text.left_out(answer):
             yield f"{printable(answer.name)}  left out: {line}"
     for name in sorted(names):
@@ -160,7 +165,7 @@ def _jobs(answers: Sequence[AgentAnswer]) -> Iterator[str]:
         yield from job_lines(name, parts, paint)
         yield from ranks(parts)
     if not names and not all(answer.problem or answer.starting for answer in answers):
-        yield "no training jobs"
+        yield "no training jobs seen" if hidden else "no training jobs"
 
 
 def _of_jobs(answers: Sequence[AgentAnswer]) -> State:

@@ -139,7 +139,9 @@ def runs(answers: Sequence[AgentAnswer], job: str = "") -> dict[str, list[dict[s
     return whole
 
 
-def document(answers: Sequence[AgentAnswer], job: str = "") -> dict[str, Any]:
+def document(
+    answers: Sequence[AgentAnswer], found: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> dict[str, Any]:
     """Return what `dshealthd jobs --history` and `--report` print with `--json`."""
     return {
         "schema": SCHEMA,
@@ -148,12 +150,16 @@ def document(answers: Sequence[AgentAnswer], job: str = "") -> dict[str, Any]:
             {
                 "run": run,
                 "attempts": [
-                    one | {"findings": [{"node": name} | seen.document() for name, seen in found]}
+                    {
+                        **one,
+                        "findings": [
+                            {"node": name} | seen.document() for name, seen in one["findings"]
+                        ],
+                    }
                     for one in attempts
-                    for found in [one["findings"]]
                 ],
             }
-            for run, attempts in runs(answers, job).items()
+            for run, attempts in found.items()
         ],
     }
 

@@ -60,6 +60,17 @@ def left_out(answer: AgentAnswer) -> Iterator[str]:
         yield f"{printable(one['part'])}: {printable(one['reason'])}"
 
 
+def unseen(answer: AgentAnswer) -> int:
+    """Return how many processes an agent may not inspect: they may belong to training jobs."""
+    family = answer.document.get("metrics", {}).get("dshealthd_processes_unseen", {"samples": ()})
+    counts = (
+        sample["value"]
+        for sample in family["samples"]
+        if sample["labels"].get("reason") == "permission_denied"
+    )
+    return sum(int(count) for count in counts if isinstance(count, int | float))
+
+
 def _headline(answer: AgentAnswer) -> str:
     if answer.problem:
         return printable(answer.problem)

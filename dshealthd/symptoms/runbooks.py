@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.entry import ADVICE, FIRST_STEP, Alert, FindingType, Symptom
 
 PLACE = "SLUG"
@@ -19,19 +20,23 @@ _FIELD = re.compile(r"\{(\w+)(?::[^{}]+)?\}")
 _PLACES = {"training_job": "JOB", "instance": "NODE:10061", "mig_uuid": "MIG"}
 """Placeholders for label values that differ from the label in capitals."""
 _NOTES = {
-    r"\b[Dd]rain": (
+    r"\b[Dd]rain\b": (
         "*Drain*: no new job starts on the node, and those that run there go on. Slurm: "
         "`scontrol update nodename=NODE state=drain reason=TEXT`; Kubernetes: `kubectl cordon "
         "NODE`, as `kubectl drain` would end its pods. A reset, a reboot or a power cycle ends "
         "whatever still runs there."
     ),
-    r"(systemctl \w+|journalctl -u) dshealthd|`dshealthd (evidence|keys|maintenance)|py-spy": (
+    r"(systemctl \w+|journalctl -u) dshealthd|py-spy|"
+    r"dshealthd (evidence|history|jobs|keys|maintenance|doctor --only|probe --hostfile)\b": (
         "In Kubernetes, the agent is a pod of the namespace `dshealthd`: `kubectl -n dshealthd "
         "get pods -o wide`, `kubectl -n dshealthd logs POD`, `kubectl -n dshealthd exec POD -- "
         "COMMAND`; a restart is `kubectl -n dshealthd delete pod POD`."
     ),
+    r"dshealthd probe --hostfile": (
+        "In Kubernetes, a hostfile has the nodes' addresses, by which the probes know them."
+    ),
 }
-"""What to know where first steps or remedies have these words."""
+"""What to know where first steps, remedies or confirmations have these words."""
 _SEVERITIES = {
     "critical": "page",
     "warning": "ticket",
@@ -103,6 +108,15 @@ def _placeholder(template: re.Match[str]) -> str:
     return template[0] if label is None else _PLACES.get(label[1], label[1].upper())
 
 
+def named(slug: str) -> str:
+    """Return the runbook of this name; LookupError, which lists all names, if there is none."""
+    known = all_symptoms()
+    if slug not in known:
+        message = f"--runbook: no runbook is called {slug!r}; there are {', '.join(known)}"
+        raise LookupError(message)
+    return render(known[slug])
+
+
 def render(symptom: Symptom) -> str:
     """Return the runbook of a symptom as Markdown."""
     return "\n".join(_lines(symptom)).rstrip("\n") + "\n"
@@ -125,7 +139,7 @@ def _lines(symptom: Symptom) -> Iterator[str]:
         for name, texts in alerts.items():
             yield f"### {name}"
             yield from texts
-        known = f"{alerts} {symptom.sections['Remedy']}"
+        known = f"{alerts} {symptom.sections['Remedy']} {symptom.sections['Confirm']}"
         notes = [note for words, note in _NOTES.items() if re.search(words, known)]
         if re.search("NODE|GPU|JOB|PART", f"{alerts} {notes}"):
             notes.insert(0, "`NODE`, `GPU`, `JOB` and `PART` stand for the labels of the alert.")

@@ -166,6 +166,7 @@ def test_kernel_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.keys() == {"nvme0"}, "two tasks may be those of a checkpoint"
     assert found["nvme0"].outcome.value == "warning"
     assert "journalctl" in found["nvme0"].remedy
+    assert found["nvme0"].slug == "checkpoint-path", "not that of the check, host-errors"
     assert judged_log(tmp_path / "three", [*lines, (3, 0.5, slow)]).keys() == {
         "nvme0",
         "the kernel",

@@ -39,7 +39,7 @@ CRITICAL = Result(
     source="PCI",
     component="gpu 3",
 )
-WARNING = Result(State.WARNING, "1 < 2 & \x00 \ud800", component="gpu 4")
+WARNING = Result(State.WARNING, "1 < 2 & \x00 \ud800", component="gpu 4", slug="bad-link")
 UNKNOWN = Result(State.UNKNOWN, "the log may not be read")
 OK = Result(State.OK, "well")
 
@@ -76,6 +76,7 @@ def test_text_has_the_worst_first_and_no_control_characters() -> None:
     shown = "\n".join(lines)
     assert shown.index("CRITICAL  check-2") < shown.index("WARNING   check-1")
     assert "Limit: 7 against 8 (PCI)" in shown
+    assert "Runbook: dshealthd doctor --runbook bad-link" in shown, "of the finding, not its check"
     assert "Remedy: sudo reboot" in shown
     assert "Runbook: dshealthd doctor --runbook gpu-lost" in shown
     assert "\x1b" not in shown
@@ -269,8 +270,12 @@ def test_runbook_that_a_result_names(capsys: pytest.CaptureFixture[str]) -> None
     for check in node.CHECKS:
         assert main(["--runbook", check.slug]) == 0
         assert capsys.readouterr().out.startswith(f"# {all_symptoms()[check.slug].title}\n")
-    assert main(["--runbook", "nothing"]) == 3
-    assert "there is no runbook 'nothing'" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["--runbook", "nothing"])
+    assert ended.value.code == 3
+    said = capsys.readouterr().err
+    assert "no runbook is called 'nothing'" in said
+    assert [slug for slug in all_symptoms() if slug not in said] == []
 
 
 def test_colors() -> None:

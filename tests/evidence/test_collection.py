@@ -191,7 +191,7 @@ def test_a_release_that_may_crash_is_not_asked(node: Node, version: str) -> None
     ("version", "said"),
     [
         ("2.27.7", "not queried, unsafe_release: loaded NCCL is 2.27.7"),
-        ("", "not queried, unknown"),
+        ("", "not queried, unknown_release: loaded NCCL is unknown (process "),
     ],
 )
 def test_a_rank_0_that_cannot_be_read_is_of_this_node(node: Node, version: str, said: str) -> None:

@@ -170,3 +170,4 @@ def test_a_runbook_is_printed_by_name(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit) as error:
         command.main(["--runbook", "none"])
     assert error.value.code == command.EXIT_USAGE
+    assert "there are address-in-use, agent-gone, " in capsys.readouterr().err

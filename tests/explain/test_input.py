@@ -58,6 +58,32 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
     assert named == ["fifo", "kernel", "zero"]
 
 
+def test_folders_that_hold_nothing_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which nothing is known: no answer that there is no failure. One of several is named."""
+
+    def closed(path: str) -> object:
+        if os.path.basename(path) == "closed":
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    scandir = os.scandir
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "empty").touch()
+    for name in ("closed", "empty"):
+        with pytest.raises(logs.InputError, match=f"{name}: nothing to read"):
+            slug(tmp_path / name)
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(logs.InputError, match="closed: Permission denied"):
+        slug(tmp_path / "closed")
+    (tmp_path / "log").write_text(f"{OOM}\n")
+    recognizer, unread = command.read([str(tmp_path)])
+    assert command.conclude(recognizer).slug == "cuda-oom"
+    assert unread == [f"not read: {tmp_path}/closed: Permission denied"]
+    for name, why in (("none", "no such file"), ("log/none", "Not a directory")):
+        with pytest.raises(logs.InputError, match=f"{name}: {why}"):
+            slug(tmp_path / name)
+
+
 def test_a_pipe_of_the_shell(tmp_path: Path) -> None:
     """`dshealthd explain <(zstdcat LOG)` reads the pipe that the shell has opened."""
     path = tmp_path / "log"

@@ -265,7 +265,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     odd = replace(loaded, web=replace(loaded.web, config_file=bad))
     for one, given, named in (
         (loaded, Access(user="x", password_file=absent), str(absent)),
-        (loaded, Access(ca_file=absent), str(absent)),
+        (loaded, Access(ca_file=absent), f"{absent} cannot be used: No such file"),
         (served, Access(), str(absent)),
         (odd, Access(), "web.config_file"),
     ):

@@ -234,6 +234,20 @@ def test_agent_that_has_just_started_knows_of_no_jobs(capsys: pytest.CaptureFixt
     assert "no training jobs" in capsys.readouterr().out, "as far as agents answer"
 
 
+def test_agent_that_may_not_see_all_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    """As with unprivileged.conf: jobs that it cannot see are not said to be none."""
+    samples = [
+        {"labels": {"reason": reason}, "value": value}
+        for reason, value in (("permission_denied", 53), ("deferred", 2))
+    ]
+    family = {"type": "gauge", "help": "", "samples": samples}
+    with answering(document(metrics={"dshealthd_processes_unseen": family})) as agents:
+        assert run("jobs", *agents) == 0
+    assert capsys.readouterr().out == (
+        "n1  53 processes could not be inspected: permission denied\nno training jobs seen\n"
+    )
+
+
 def test_one_job_of_two_is_hung(capsys: pytest.CaptureFixture[str]) -> None:
     """It makes the exit status, which is unknown where one agent of two has not judged yet."""
     hang = {"cause": "process", "overdue_seconds": 60.0, "culprits": [], "says": "hung"}

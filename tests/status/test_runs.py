@@ -247,6 +247,8 @@ def test_nothing_is_known(nodes: tuple[str, str], capsys: pytest.CaptureFixture[
     """Of a job without an attempt; of a node without any."""
     assert run("--report", "slurm-1", nodes[0]) == 3
     assert "no attempt of slurm-1 is known" in capsys.readouterr().out
+    assert run("--report", "slurm-1", "--json", nodes[0]) == 3
+    assert json.loads(capsys.readouterr().out)["runs"] == []
     body = NodeRecord(None).document("n1", (), 5.0)
     with serving(history=lambda: body) as served:
         assert run("--history", f"127.0.0.1:{served.port}") == 0

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Hook of enroot, and so of pyxis: /etc/enroot/hooks.d. Containers of jobs with GPUs report their
-# trainings. A hook that fails keeps the container from starting, so it ends well whatever happens.
+# trainings. A hook that fails keeps the container from starting, so this one always exits with 0.
 site=/usr/lib/dshealthd/training
 # also in other jobs: a TaskProlog is run in the container
 enroot-mount --root "$ENROOT_ROOTFS" - <<<"$site $site none x-create=dir,bind,ro,nosuid,nodev,nofail,silent"

@@ -64,7 +64,7 @@ def _keys(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
         return
     if inspection is None or inspection.problem:
         yield from _misspelt(name, context.document)
-        yield unknown(f"keys are not checked: {context.why_not_inspected}")
+        yield unknown(f"only misspelt keys are found: {context.why_not_inspected}")
         return
     for error in inspection.errors:
         path = error["path"]

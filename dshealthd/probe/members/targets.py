@@ -57,7 +57,10 @@ def targets(loaded: Config, hostfile: str | None, output: str | None) -> int:
             sys.stdout.write(text.decode())
         else:
             state_file.replace(output, text, durable=True)
-    except (MembershipError, OSError) as error:
+    except MembershipError as error:
         print_lines(error, error=True)
+        return EXIT_FAILURE
+    except OSError as error:  # names the file beside it, which is renamed
+        print_lines(f"--output: {output}: {error.strerror or error}", error=True)
         return EXIT_FAILURE
     return 0

@@ -51,7 +51,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object] | str | bytes, str]] = {
     "long number": ('{"a": %s}' % ("1" * 5000), "is not JSON"),
     "cut off": ('{"a": 1,', "is not JSON (line 1 column 9"),
     "escapes": ('{"\\u001b[2Ja": 1, "\\u001b[2Ja": 2}', "twice"),
-    "none": (lambda _: None, "No such file"),
+    "none": (lambda _: None, ": No such file"),
     "directory": (lambda file: file.mkdir(), IRREGULAR),
     "FIFO": (os.mkfifo, IRREGULAR),
     "endless device": (lambda file: file.symlink_to("/dev/zero"), IRREGULAR),

@@ -63,7 +63,12 @@ def read_all(
 
 
 def _read(_emit: Emit, reader: Callable[[], Any]) -> Any:
-    return reader()
+    try:
+        return reader()
+    except OSError as error:
+        if error.filename and error.strerror:  # in a shell's words, without the number
+            raise OSError(f"{error.filename}: {error.strerror}") from error
+        raise
 
 
 def read_owned(path: str, limit: int) -> bytes:
