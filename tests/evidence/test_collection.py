@@ -36,6 +36,7 @@ from dshealthd.evidence.findings import (
 from dshealthd.jobs.ras import protocol
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
 from dshealthd.linux.forked import Ended
+from dshealthd.linux.kmsg import kernel_clock
 from tests.evidence.test_dump import dump, entry
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
 from tests.processes import children, wait_for_environment
@@ -582,7 +583,7 @@ def test_a_rank_that_ends_meanwhile_is_gone() -> None:
 
 def test_kernel_lines_and_rounds_of_the_last_time_are_kept(node: Node) -> None:
     """The kernel's lines are kept as they were, and rounds of the last hour."""
-    now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
+    now = int(kernel_clock() * 1e6)
     os.mkfifo(node.root / "dev/kmsg")
     keeper = os.open(node.root / "dev/kmsg", os.O_RDWR)
     # A FIFO gives no records of its own: one is all that a read of it can hold.
