@@ -107,7 +107,7 @@ def test_position_is_read_whole() -> None:
     try:
         assert writer.stdout is not None
         assert writer.stdout.readline()
-        seen, looks = set(), 0
+        seen, looks = set[int](), 0
         while looks < 30_000 or len(seen) < 2:
             looks += 1
             found, at = POSITION.unpack_from(os.pread(file, PAGE, 0), POSITION_AT)
