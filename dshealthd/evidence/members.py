@@ -51,6 +51,8 @@ class _Progress:
     def __init__(self, pool: Pool) -> None:
         self.part = ""
         self._since = 0.0
+        self._suspected = 0.0
+        """Since when it was at the process at which it seemed to stall."""
         self._pool = pool
 
     def enter(self, _name: str, part: bytes) -> None:
@@ -59,7 +61,10 @@ class _Progress:
     def check(self) -> None:
         is_late = self.part and time.monotonic() - self._since > STALL
         if is_late and not any(map(computes, self._pool.pids)):
-            raise _Stalled
+            # At a second look: it may have gone on since its output was read.
+            if self._suspected == self._since:
+                raise _Stalled
+            self._suspected = self._since
 
 
 def search(host: Host, job: str, pids: Collection[int] = ()) -> Ended:
