@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
-import time
 from pathlib import Path
+
+from dshealthd.linux.kmsg import kernel_clock
 
 
 class KernelLog:
@@ -26,7 +27,7 @@ class KernelLog:
         """Have the kernel say something, now or at `seconds` of its clock; or a process, with
         another facility.
         """
-        microseconds = round((time.monotonic() if seconds is None else seconds) * 1e6)
+        microseconds = round((kernel_clock() if seconds is None else seconds) * 1e6)
         head = f"{facility << 3 | 4},{next(self._sequence)},{microseconds},-"
         os.write(self._end, f"{head};{message}\n".encode())
 

@@ -42,9 +42,11 @@ def children(pid: int) -> list[int]:
 
 
 def wait_for_environment(pid: int) -> None:
-    """Wait until the environment of a process can be read.
+    """Wait until the environment of a process that is to sleep can be read, and it sleeps.
 
     A parent goes on while the kernel still works on its child's exec; until that is done the
-    child's environment is empty, and who looks at it then sees no rank.
+    child's environment is empty, and who looks at it then sees no rank. While its code is read from
+    a disk it is in state D, in which the environment of a rank is left alone.
     """
-    until(Path(f"/proc/{pid}/environ").read_bytes)
+    environment = Path(f"/proc/{pid}/environ")
+    until(lambda: environment.read_bytes() and state(pid) == "S")

@@ -18,7 +18,7 @@ from dshealthd.evidence.flight_recorder import DUMPS, PIPE
 from dshealthd.jobs.ownership import claimed_name
 from dshealthd.jobs.processes import ProcessTable, Unseen
 from dshealthd.jobs.ranks import Ranks
-from dshealthd.linux.forked import Emit, Ended, Pool
+from dshealthd.linux.forked import Emit, Ended, Pool, computes
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host
@@ -29,7 +29,8 @@ DEADLINE = 8.0
 """Seconds for what only reads `/proc`, as `find` does: a generous time of a slow machine."""
 STALL = 1.0
 """Seconds at one process, of which most take less than a millisecond: a rank may wait in a driver
-with the lock of its memory, which a reader of its environment then waits for.
+with the lock of its memory, which a reader of its environment then waits for. One that waits for a
+CPU, as where the training's threads have them all, is at any process by chance.
 """
 _MAX_ENTERED = 1 << 28
 """Bytes of the names of processes that `find` enters: those of four million, the most pids."""
@@ -47,16 +48,23 @@ class _Stalled(Exception):
 class _Progress:
     """Where a search is: at which process, and since when."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: Pool) -> None:
         self.part = ""
         self._since = 0.0
+        self._suspected = 0.0
+        """Since when it was at the process at which it seemed to stall."""
+        self._pool = pool
 
     def enter(self, _name: str, part: bytes) -> None:
         self.part, self._since = part.decode(), time.monotonic()
 
     def check(self) -> None:
-        if self.part and time.monotonic() - self._since > STALL:
-            raise _Stalled
+        is_late = self.part and time.monotonic() - self._since > STALL
+        if is_late and not any(map(computes, self._pool.pids)):
+            # At a second look: it may have gone on since its output was read.
+            if self._suspected == self._since:
+                raise _Stalled
+            self._suspected = self._since
 
 
 def search(host: Host, job: str, pids: Collection[int] = ()) -> Ended:
@@ -70,7 +78,8 @@ def search(host: Host, job: str, pids: Collection[int] = ()) -> Ended:
         function = functools.partial(
             find, host=host, job=job, pids=pids, left_out=frozenset(left_out)
         )
-        progress, pool = _Progress(), Pool()
+        pool = Pool()
+        progress = _Progress(pool)
         try:
             pool.start("ranks", function, DEADLINE, _MAX_ENTERED, progress.enter)
             return next(pool.ended(progress.check))

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 from dshealthd.core import documents
 from dshealthd.core.child import KILL_DEADLINE, how_ended
 from dshealthd.linux import privileges
+from dshealthd.linux.process import parse_stat
 
 Emit = Callable[[str, bytes], None]
 """Appends bytes to a file."""
@@ -148,6 +149,11 @@ class Pool:
         """The names of the functions that run now, the oldest first."""
         return [one.name for one in self._running]
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the functions that run now, the oldest first."""
+        return [one.pid for one in self._running]
+
     def ended(self, on_tick: Callable[[], object] = lambda: None) -> Iterator[Ended]:
         """Yield each function as it ends, until none is left; more may be started meanwhile."""
         while self._running or self._waiting:
@@ -257,6 +263,15 @@ def remains(group: int) -> bool:
     except OSError as error:  # another user's may not be signalled, and is there
         return not isinstance(error, ProcessLookupError)
     return True
+
+
+def computes(pid: int) -> bool:
+    """Return whether a process computes, or waits for a CPU to do so."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return parse_stat(file.read()).state == "R"
+    except (OSError, ValueError, ArithmeticError):
+        return False
 
 
 def _waits(pid: int) -> str:

@@ -26,10 +26,13 @@ from dshealthd.doctor.path_check import path_check
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.linux import forked
 from dshealthd.linux.credentials import capabilities, set_capabilities
-from dshealthd.linux.kmsg import KernelLogReader, KernelLogRecord, kernel_clock
+from dshealthd.linux.kmsg import KernelLogReader, KernelLogRecord
 from tests import frozen
 from tests.doctor.looks import look, named, outcomes, results
 from tests.doctor.machine import FIXTURES, Machine
+
+NOW = 90_000.0
+"""Seconds on the kernel's clock."""
 
 
 def with_hardware(machine: Machine) -> NodeContext:
@@ -136,11 +139,10 @@ def judged_log(
 ) -> dict[str, Result]:
     """Return what is found in a log of lines with a priority and how many seconds ago they were."""
     dev.mkdir()
-    now = kernel_clock()
     read, write = os.pipe2(os.O_DIRECT | os.O_NONBLOCK)  # a read is a record, as of /dev/kmsg
     try:
         for number, (priority, ago, text) in enumerate(lines):
-            at = max(0, int((now - ago) * 1e6))
+            at = int((NOW - ago) * 1e6)
             os.write(write, f"{priority},{number},{at},-;{text}\n".encode())
         (dev / "kmsg").symlink_to(f"/proc/self/fd/{read}")
         context = dataclasses.replace(look(host=Host(dev=dev)), document=document or {})
@@ -152,6 +154,7 @@ def judged_log(
 
 def test_kernel_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an agent would have found in the last hour is found, in its words and by its limits."""
+    monkeypatch.setattr(kernel_log, "kernel_clock", lambda: NOW)
     monkeypatch.setattr(kernel_log, "HOUR", 20.0)
     monkeypatch.setattr(kernel_log, "STEP", 5.0)
     slow = "INFO: task python3:4711 blocked for more than 120 seconds."

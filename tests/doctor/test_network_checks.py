@@ -41,7 +41,7 @@ def test_rendezvous_ports_in_time_wait() -> None:
     assert outcomes(named("listeners"), look(*sources)) == ["ok"]
     for port in range(PORT + 1, PORT + 52):
         with listener("127.0.0.1", port) as server:
-            leave_time_wait(server, 1, server=True, counted=False)
+            leave_time_wait(server, 1, server=True)
     (found,) = results(named("listeners"), look(*sources))
     assert (named("listeners").slug, found.outcome.value) == ("address-in-use", "warning")
     assert (found.limit, float(found.value or 0) > 0.5) == ("0.5", True)

@@ -12,12 +12,11 @@ import os
 import re
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, NamedTuple, cast
 
 import pytest
 
@@ -36,6 +35,7 @@ from dshealthd.evidence.findings import (
 from dshealthd.jobs.ras import protocol
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
 from dshealthd.linux.forked import Ended
+from dshealthd.linux.kmsg import kernel_clock
 from tests.evidence.test_dump import dump, entry
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
 from tests.processes import children, wait_for_environment
@@ -230,17 +230,15 @@ def test_a_ras_answer_made_to_fill_the_memory_costs_its_own_part(node: Node) -> 
     hostile = b"[" + b",".join([b"{}"] * (protocol.MAX_ANSWER // 3)) + b"]"
     assert len(hostile) == protocol.MAX_ANSWER
     pid = node.ras("json", hostile, job=7)
-    before = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
-    text, files, whole = node.collect(HangCase(job="slurm-7", reason="waiting"))
-    after = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
+    found = collected(node)
+    text, files = found.summary, {file.name: file.read_bytes() for file in found.bundle.iterdir()}
     assert "NCCL RAS: it needs more memory than its limit" in text
     assert files["nccl-ras-1.json"] == hostile
     assert "nccl-ras.json" not in files
     assert f"rank-0-{pid}.kernel.txt" in files
     assert "THE COLLECTION HAS NOT ENDED" not in text
-    assert whole
-    grown = (int(after) - int(before)) * os.sysconf("SC_PAGE_SIZE")
-    assert grown < 4 * protocol.MAX_ANSWER  # the files above are among it
+    assert found.whole
+    assert found.grown < 4 * protocol.MAX_ANSWER  # what it returns is among it
 
 
 def test_a_job_with_a_network_of_its_own_is_not_asked(
@@ -484,15 +482,39 @@ def slowed_at() -> int:
     return int(found[1]) << 20
 
 
+def mapped() -> int:
+    """Return the bytes that this process has mapped."""
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 def collect_when_told(root: Path, told: Connection) -> None:
-    """Say that all is imported, and take evidence once that is answered."""
+    """Say that all is imported, take evidence once that is answered, and say how it went."""
     told.send(None)
     told.recv()
-    collect(root, HangCase(job="slurm-7", reason="waiting"))
+    before = mapped()
+    _, _, whole = collect(root, HangCase(job="slurm-7", reason="waiting"))
+    told.send((whole, mapped() - before))
 
 
-def collected(node: Node) -> tuple[str, int]:
-    """Take evidence in a process of its own; return the summary and its most memory in bytes.
+class Collected(NamedTuple):
+    """Evidence that a process of its own has taken, and the bytes that this took."""
+
+    bundle: Path
+    whole: bool
+    peak: int
+    """The most memory of it and its children."""
+    grown: int
+    """By how much more it had mapped in the end."""
+
+    @property
+    def summary(self) -> str:
+        """What the summary says."""
+        return self.bundle.joinpath("summary.txt").read_text()
+
+
+def collected(node: Node) -> Collected:
+    """Take evidence in a process of its own.
 
     It is no fork: what that shares with this process would become its own memory as it runs.
     """
@@ -512,7 +534,8 @@ def collected(node: Node) -> tuple[str, int]:
     assert process.exitcode == 0
     (bundle,) = (node.root / "state/evidence").iterdir()
     assert sum(file.stat().st_size for file in bundle.iterdir()) <= BUNDLE_BYTES + (1 << 20)
-    return bundle.joinpath("summary.txt").read_text(), peak - before
+    whole, grown = told.recv()
+    return Collected(bundle, whole, peak - before, grown)
 
 
 @as_root
@@ -522,9 +545,9 @@ def test_large_dumps_of_all_ranks_at_once(node: Node, public_path: Path) -> None
     for rank in range(RANKS):
         os.truncate(f"{prefix}{rank}", MAX_DUMP)
         node.rank(7, rank, user=USER, TORCH_FR_DUMP_TEMP_FILE=prefix)
-    text, peak = collected(node)
-    assert "the bundle is full (an eighth of max_bytes)" in text
-    assert peak < RANKS * MAX_DUMP // 2 < slowed_at(), peak
+    found = collected(node)
+    assert "the bundle is full (an eighth of max_bytes)" in found.summary
+    assert found.peak < RANKS * MAX_DUMP // 2 < slowed_at(), found
 
 
 @as_root
@@ -534,10 +557,10 @@ def test_dumps_made_to_fill_the_memory(node: Node, public_path: Path) -> None:
     prefix = dumped(public_path / "dumps", USER, *[hostile] * 2)
     for rank in range(2):
         node.rank(7, rank, user=USER, TORCH_FR_DUMP_TEMP_FILE=prefix)
-    text, peak = collected(node)
-    assert text.count("contents of its dump: ") == 2
+    found = collected(node)
+    assert found.summary.count("contents of its dump: ") == 2
     # A busy machine parses but a part of each before its time is over.
-    assert MEMORY // 16 < peak < slowed_at()
+    assert MEMORY // 16 < found.peak < slowed_at()
 
 
 def test_a_rank_whose_environment_tells_nothing_is_known_by_its_heartbeat(node: Node) -> None:
@@ -545,6 +568,7 @@ def test_a_rank_whose_environment_tells_nothing_is_known_by_its_heartbeat(node: 
     with subprocess.Popen(["sleep", "60"], env={}) as process:
         node.show(process.pid)
         os.kill(process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         text, files, whole = node.collect(
             HangCase(job="slurm-7", reason="process", ranks=((5, process.pid),))
         )
@@ -572,17 +596,23 @@ def test_so_many_threads(tmp_path: Path) -> None:
     assert process._threads(Host(procfs=tmp_path), 150) == ["150", *map(str, range(1, 128))]
 
 
-def test_a_rank_that_ends_meanwhile_is_gone() -> None:
+def test_a_rank_that_ends_meanwhile_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the two looks of a second at what it uses."""
-    with subprocess.Popen(["sleep", "0.3"]) as child:
-        threading.Thread(target=child.wait).start()
+    with subprocess.Popen(["sleep", "60"]) as child:
+
+        def end(seconds: float) -> None:
+            assert 0.0 <= seconds <= 1.0
+            child.kill()
+            child.wait()
+
+        monkeypatch.setattr(time, "sleep", end)
         found = process.collect(lambda *_: None, Host(), child.pid, 5)
     assert (found["state"], found["cpu"]) == ("gone", None)
 
 
 def test_kernel_lines_and_rounds_of_the_last_time_are_kept(node: Node) -> None:
     """The kernel's lines are kept as they were, and rounds of the last hour."""
-    now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
+    now = int(kernel_clock() * 1e6)
     os.mkfifo(node.root / "dev/kmsg")
     keeper = os.open(node.root / "dev/kmsg", os.O_RDWR)
     # A FIFO gives no records of its own: one is all that a read of it can hold.

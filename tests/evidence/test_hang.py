@@ -96,16 +96,17 @@ def test_evidence_by_hand_names_the_rank_that_has_not_entered(tmp_path: Path) ->
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/fr_",
         "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/dump_",
     }
-    variables = {"SLURM_JOB_ID": "990017", "TORCH_FR_BUFFER_SIZE": "100", **prefixes}
+    number = f"99{os.getpid()}"  # of no other training on this machine
+    variables = {"SLURM_JOB_ID": number, "TORCH_FR_BUFFER_SIZE": "100", **prefixes}
     command = "evidence", "--path.state", str(state), "--web.listen-address", "127.0.0.1:1"
     with training(tmp_path, f"{HERE}/script_hang.py", variables=variables) as run:
         until(lambda: not (run.text().count("hangs") < 2), run.text)
-        unknown = dshealthd(*command, "--job", "slurm-404")
+        unknown = dshealthd(*command, "--job", "slurm-none")
         assert unknown.returncode == 1
         assert re.match(
-            r"no job slurm-404 on this node; jobs here: .*\bslurm-990017\b", unknown.stderr
+            rf"no job slurm-none on this node; jobs here: .*\bslurm-{number}\b", unknown.stderr
         ), unknown.stderr
-        done = dshealthd(*command, "--job", "slurm-990017")
+        done = dshealthd(*command, "--job", f"slurm-{number}")
         assert run.process.poll() is None
     assert done.returncode == 0, done.stderr
     assert (

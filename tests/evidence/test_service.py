@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from typing import Any
 import pytest
 
 from dshealthd.config.config import Config
+from dshealthd.core import background
 from dshealthd.core.collector import Metric
 from dshealthd.core.host import Host
 from dshealthd.core.options import Bytes, Duration
+from dshealthd.evidence import service
 from dshealthd.evidence.bundle import bundles_in
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
@@ -31,9 +34,9 @@ from dshealthd.jobs.hangs.judge import Standstill
 from tests.collectors.bench import sleeper
 from tests.command_line import shell_script
 from tests.jobs.standstills import rank_state
-from tests.processes import children, runs
+from tests.processes import children, runs, state
 from tests.stopwatch import Stopwatch
-from tests.waiting import until
+from tests.waiting import eventually, until
 
 UNEXPLAINED = 90.0
 
@@ -71,17 +74,28 @@ class Node:
     def __init__(self, tmp_path: Path, options: EvidenceOptions = OPTIONS, **others: Any) -> None:
         self.monotonic = 1000.0
         self.wall = NOW
+        self.asked = 0
+        """How often metrics were: of a bundle that has begun twice."""
         self.evidence = Evidence(
             options,
             tmp_path,
             Host(),
-            metrics=lambda: "dshealthd_job_step 1\n",
+            metrics=self._metrics,
             document=lambda: {"jobs": [], "probe": {"rounds": []}},
             monotonic=lambda: self.monotonic,
             wall=lambda: self.wall,
             interval=0.05,
             **others,
         )
+
+    def _metrics(self) -> str:
+        self.asked += 1
+        return "dshealthd_job_step 1\n"
+
+    @property
+    def collects(self) -> bool:
+        """Whether the collecting process has begun a bundle, and has stopped."""
+        return self.asked == 2 and any(state(child) == "T" for child in children(os.getpid()))
 
     def values(self, metric: Metric) -> dict[tuple[str, ...], float]:
         """Return the samples of one metric by their labels."""
@@ -99,6 +113,29 @@ class Node:
         while self.evidence.status()["state"] == "running":
             await asyncio.sleep(0.02)
         return [entry.job for entry in bundles_in(self.evidence.directory)]
+
+
+def let_time_pass_once(
+    patch: pytest.MonkeyPatch, condition: Callable[[], object], deadline: float
+) -> None:
+    """Have the deadline of a collection pass as soon as a condition holds, and not before."""
+
+    @contextlib.asynccontextmanager
+    async def time_limit(seconds: float) -> AsyncIterator[None]:
+        assert seconds == deadline
+        async with asyncio.timeout(None) as limit:
+
+            async def run_out() -> None:
+                await eventually(condition)
+                limit.reschedule(0.0)
+
+            running_out = asyncio.create_task(run_out())
+            try:
+                yield
+            finally:
+                running_out.cancel()
+
+    patch.setattr(service, "time_limit", time_limit)
 
 
 def training_process() -> AbstractContextManager[int]:
@@ -175,7 +212,8 @@ async def test_a_hang_that_is_over_before_its_turn_is_not_taken(tmp_path: Path) 
     await node.look("slurm-1", "slurm-2")
     node.monotonic += 10.0
     node.evidence.update_hangs(map(hang, ("slurm-1", "slurm-2")))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0)
+    assert node.evidence._waiting.keys() == {"slurm-2"}
     assert await node.look("slurm-1") == ["slurm-1"]
     await node.evidence.close()
 
@@ -220,14 +258,15 @@ async def test_a_job_of_which_no_rank_is_found_gives_part_of_a_bundle(tmp_path: 
     )
 
 
-def test_a_collection_that_hangs_is_killed_and_what_it_had_is_kept(tmp_path: Path) -> None:
+def test_a_collection_that_hangs_is_killed_and_what_it_had_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The bundle stays, its summary says that it is not whole, and no process is left."""
 
     async def scene() -> None:
         node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(3.0)), command=STOPPED)
-        watch = Stopwatch()
+        let_time_pass_once(monkeypatch, lambda: node.collects, 3.0)
         taken = await node.evidence.collect(CASE)
-        assert watch.seconds() < 6
         assert taken.outcome == "killed"
         assert node.values(BUNDLES)["killed",] == 1
         text = (node.evidence.directory / taken.bundle / "summary.txt").read_text()
@@ -245,11 +284,14 @@ def test_a_collection_that_hangs_is_killed_and_what_it_had_is_kept(tmp_path: Pat
     assert {*children(os.getpid())} <= {*before}
 
 
-async def test_a_summary_has_what_was_seen_before_the_end(tmp_path: Path) -> None:
+async def test_a_summary_has_what_was_seen_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The ranks that were inspected are in the summary of a collection that is killed."""
     stopped = STOPPED[2].replace("Collection.collect", "Collection._read_dumps")
     command = (sys.executable, "-c", stopped)
     node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(15.0)), command=command)
+    let_time_pass_once(monkeypatch, lambda: node.collects, 15.0)
     with training_process() as pid:
         case = HangCase(job="slurm-7", reason="waiting", ranks=((0, pid),))
         taken = await node.evidence.collect(case)
@@ -259,8 +301,11 @@ async def test_a_summary_has_what_was_seen_before_the_end(tmp_path: Path) -> Non
     assert re.search(rf"Ranks on this node: 1\n  rank 0, .*, pid {pid}, .*, sleeping", text), text
 
 
-def test_what_a_killed_collection_had_begun_ends_with_it(tmp_path: Path) -> None:
+def test_what_a_killed_collection_had_begun_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The steps of a collecting process that is killed, and what they run, are not left behind."""
+    (tmp_path / "pid").touch()
     code = f"""
 import os, subprocess, time
 from dshealthd.linux.forked import run
@@ -278,6 +323,7 @@ run("hang", hang, 60)
             dataclasses.replace(OPTIONS, deadline=Duration(6.0)),
             command=(sys.executable, "-c", code),
         )
+        let_time_pass_once(monkeypatch, (tmp_path / "pid").read_bytes, 6.0)
         assert (await node.evidence.collect(CASE)).outcome == "killed"
 
     asyncio.run(scene())
@@ -384,14 +430,22 @@ async def test_a_disk_that_hangs_is_unknown_and_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While bundles cannot be listed the loop goes on, and their number is absent, not 0."""
-    hanging = shell_script(tmp_path / "hanging", "exec sleep 5")
+    asked, over = tmp_path / "asked", asyncio.Event()
+    hanging = shell_script(tmp_path / "hanging", f"mkdir {asked}; exec sleep 5")
     (tmp_path / "evidence").mkdir()
+
+    async def happens(_event: asyncio.Event, seconds: float | None) -> bool:
+        assert seconds == 2.0
+        await over.wait()
+        return False
+
+    monkeypatch.setattr(background, "happens", happens)
     monkeypatch.setattr(sys, "executable", str(hanging))
     node = Node(tmp_path)
     beginning = asyncio.create_task(node.evidence.apply(Config().with_section(OPTIONS)))
-    for _ in range(20):  # the loop goes on meanwhile
-        await asyncio.sleep(0.01)
+    await eventually(asked.exists)  # the loop goes on meanwhile
     assert not beginning.done()
+    over.set()
     await beginning
     assert node.evidence.status()["bundles"] is None
     monkeypatch.undo()
@@ -406,7 +460,7 @@ def test_to_stop_ends_a_collection(tmp_path: Path) -> None:
     async def scene() -> None:
         node = Node(tmp_path, dataclasses.replace(OPTIONS, after=Duration(0.0)), command=HANGING)
         node.evidence.update_hangs([hang("slurm-1")])
-        await asyncio.sleep(0.3)
+        await eventually(lambda: {*children(os.getpid())} - {*before})
         watch = Stopwatch()
         await node.evidence.close()
         assert watch.seconds() < 3

@@ -24,6 +24,8 @@ from dshealthd.linux.privileges import CAP_SYS_PTRACE
 from tests.command_line import shell_script
 from tests.evidence.set_user_id import MIXED_RIGHTS, set_user_id_program
 from tests.evidence.steps import take
+from tests.processes import state
+from tests.waiting import until
 
 SCRIPT = """
 import threading, time
@@ -51,6 +53,7 @@ def rank(tmp_path: Path, *, user: int | None = None) -> Iterator[int]:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
+        until(lambda: state(process.pid) == "S")
         try:
             yield process.pid
         finally:

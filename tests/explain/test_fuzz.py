@@ -144,10 +144,10 @@ def test_numbers_that_nobody_has_are_no_harm(text: str) -> None:
     contents = {"job.out": text.encode()}
     recognizer = Recognizer()
     raw = [logs.Raw(number, line) for number, line in enumerate(text.split("\n"), 1)]
-    start = time.process_time()
+    start = time.thread_time()
     recognizer.add("job.out", raw)
     check(recognizer, contents)
-    assert time.process_time() - start < 5
+    assert time.thread_time() - start < 5
 
 
 def test_names_without_end_take_no_memory_without_end(tmp_path: Path) -> None:

@@ -44,7 +44,6 @@ def test_files_folders_patterns_and_compressions(tmp_path: Path) -> None:
         slug(tmp_path / "e.log")
 
 
-@pytest.mark.timeout(20)
 def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
     """A FIFO, a device and a file of the kernel among the logs are named, and block nothing."""
     (tmp_path / "log").write_text(f"{OOM}\n")
@@ -129,10 +128,10 @@ def test_odd_bytes(data: bytes, field: str, tmp_path: Path) -> None:
 
 def test_long_names_take_no_time() -> None:
     """A folder's random name of many letters cost minutes in the expression for host names."""
-    start = time.process_time()
+    start = time.thread_time()
     for name in ("a" * 4000, "a-" * 2000, "a1" * 2000, "tmp4o_xk" * 500, "1.a" * 1300):
         explained_files({f"/tmp/{name}/{name}.gz": [FULL]})
-    assert time.process_time() - start < 2
+    assert time.thread_time() - start < 2
 
 
 @pytest.mark.parametrize(("before", "is_read"), [(15, True), (17, False)])

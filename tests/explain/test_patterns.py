@@ -165,9 +165,9 @@ def test_no_pattern_takes_long_on_its_own_beginnings(pattern: Pattern) -> None:
     for text in prefixes(pattern.regex):
         hostile = (text * (LONG // len(text) + 1))[:LONG]
         for line in (hostile, *(text + letter * LONG for letter in " a1")):
-            start = time.process_time()
+            start = time.thread_time()
             pattern.regex.search(line)
-            assert time.process_time() - start < 0.5, (text, line[:80])
+            assert time.thread_time() - start < 0.5, (text, line[:80])
 
 
 def test_no_line_takes_long_whatever_it_repeats() -> None:
@@ -180,9 +180,9 @@ def test_no_line_takes_long_whatever_it_repeats() -> None:
         "a:1:2 [3] ",
     ]
     recognizer = Recognizer()
-    start = time.process_time()
+    start = time.thread_time()
     text = "\n".join((word * (1 << 16))[: 1 << 16] for word in words)
     from dshealthd.explain.input import Raw
 
     recognizer.add("hostile", [Raw(n, line) for n, line in enumerate(text.split("\n"), 1)])
-    assert time.process_time() - start < 2.0 * len(words)
+    assert time.thread_time() - start < 2.0 * len(words)

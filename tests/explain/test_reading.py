@@ -204,9 +204,9 @@ def test_a_number_of_syslog_s_is_a_level() -> None:
 def test_hostile_lines_take_no_longer_than_others(unit: str) -> None:
     """No text makes the search for words grow with its square."""
     text = (unit * 2000)[: remarks.MAX_READ]
-    began = time.process_time()
+    began = time.thread_time()
     remarks.read(text, remarks.level_of(text))
-    assert time.process_time() - began < 0.5
+    assert time.thread_time() - began < 0.5
 
 
 HOLLOW, CORRUPT = "RuntimeError: load_all failed: ok=False", "ERROR loader: shard 7 is corrupt"

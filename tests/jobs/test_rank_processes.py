@@ -18,6 +18,7 @@ from dshealthd.jobs.processes import TrainingProcess, read_stat
 from dshealthd.jobs.rank_processes import RankProcesses, _RankProcess
 from dshealthd.linux.activity import Activity, ThreadState
 from tests.jobs.machines import TORCH, started, training_process
+from tests.processes import state
 from tests.waiting import until
 
 KEPT = 600.0
@@ -25,12 +26,13 @@ KEPT = 600.0
 
 @pytest.fixture
 def ranks() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Three processes, which end with the test, and have read all that they need from a disk."""
+    """Three processes, which end with the test, and wait until then."""
     command = [sys.executable, "-c", "print(flush=True); input()"]
     made = [subprocess.Popen(command, stdin=-1, stdout=-1) for _ in range(3)]
     for process in made:
         assert process.stdout is not None
         process.stdout.readline()
+    until(lambda: all(state(process.pid) == "S" for process in made))
     yield made
     for process in made:
         process.kill()

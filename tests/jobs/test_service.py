@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import os
 import signal
 import time
@@ -195,6 +196,7 @@ async def test_a_defect_is_not_health(
             with pytest.raises(SourceError) as caught:
                 ask()
             assert caught.value.reason is Reason.INTERNAL
+        gc.collect()  # descriptors that other tests of this process have left
         before = len(os.listdir("/proc/self/fd"))
         await eventually(lambda: _answers(ask))
         assert len(os.listdir("/proc/self/fd")) == before

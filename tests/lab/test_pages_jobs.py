@@ -24,6 +24,7 @@ from tests.lab.jobs import Job
 from tests.lab.paging import Paging
 from tests.lab.receiver import WATCHDOG_MISSED, judged
 from tests.training.step_clock import average
+from tests.waiting import until
 
 PERIOD = 1.0
 """Seconds from one probe between nodes to the next."""
@@ -126,7 +127,12 @@ def look(job: Job) -> Look:
             rank: (round(step), values["step_seconds"][rank])
             for rank, step in values["step"].items()
         }
-    time.sleep(0.5)  # what a rank has told it prints a moment later
+    # What a rank has told it prints a moment later.
+    until(
+        lambda: all(
+            len(job.steps().get(int(rank), ())) >= step for rank, (step, _) in reached.items()
+        )
+    )
     logged = job.steps()
     return Look(
         name,

@@ -50,8 +50,8 @@ class Node:
         self.asked = 0
         self.stall = threading.Event()
         self.stall.set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
         self.service = HealthCheckService(NvrxOptions(socket=path), self._judge, time.monotonic)
 
     def _judge(self) -> Fitness:
@@ -62,7 +62,7 @@ class Node:
     def start(self) -> None:
         """Serve."""
         self._thread.start()
-        self._loop.call_soon_threadsafe(self.service.start)
+        self.loop.call_soon_threadsafe(self.service.start)
 
     def serve(self) -> None:
         """Serve, and wait until clients can come."""
@@ -98,11 +98,11 @@ class Node:
         """End the service."""
         self.stall.set()
         if self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self.service.close(), self._loop).result(60)
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            asyncio.run_coroutine_threadsafe(self.service.close(), self.loop).result(60)
+            self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
-        if not self._loop.is_closed():
-            self._loop.close()
+        if not self.loop.is_closed():
+            self.loop.close()
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_deadline(node: Node) -> None:
     """
     node.serve()
     node.stall.clear()
-    watch = Stopwatch()
+    watch = Stopwatch(os.getpid())
     said = ask(node.path, timeout=0.5)
     assert said.status is grpc.StatusCode.DEADLINE_EXCEEDED
     assert watch.seconds() < 2
@@ -181,12 +181,18 @@ def test_deadline(node: Node) -> None:
     assert patient.healthy
 
 
-def test_server_that_ends(node: Node) -> None:
+def test_server_that_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is killed is started again, on the same path."""
     node.serve()
-    os.kill(node.server(), signal.SIGKILL)
+    before = node.server()
+    again = asyncio.Event()
+    monkeypatch.setattr(asyncio, "sleep", lambda _: again.wait())
+    os.kill(before, signal.SIGKILL)
     node.wait_up(0)
+    monkeypatch.undo()
+    node.loop.call_soon_threadsafe(again.set)
     node.wait_up(1)
+    assert node.server() != before
     assert ask(node.path).response.success
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from dshealthd.slurm.controller import Controller, ControllerError, SlurmNodeSta
 from tests.command_line import shell_script
 from tests.processes import runs
 from tests.slurm.cluster import node
-from tests.stopwatch import Stopwatch
 from tests.waiting import until
 
 SHIPPED = controller.TIMEOUT
@@ -90,12 +90,18 @@ def test_the_separator_differs_between_calls(tmp_path: Path) -> None:
 def test_command_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command is killed after two seconds, with what it has started."""
     monkeypatch.setattr(controller, "TIMEOUT", SHIPPED)
-    slurm = tool(tmp_path, "sinfo", f"sleep 1000 & echo $! > {tmp_path}/pid; wait")
-    watch = Stopwatch()
+    started = tmp_path / "pid"
+    started.touch()
+    slurm = tool(tmp_path, "sinfo", f"sleep 1000 & echo $! > {started}; wait")
+
+    def communicate(process: subprocess.Popen[str], timeout: float) -> None:
+        until(started.read_bytes)
+        raise subprocess.TimeoutExpired(process.args, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
     with pytest.raises(ControllerError, match="no answer within 2 s"):
         slurm.nodes()
-    assert watch.seconds() < SHIPPED + 2
-    pid = int((tmp_path / "pid").read_text())
+    pid = int(started.read_text())
     until(lambda: not runs(pid))
 
 

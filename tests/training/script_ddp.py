@@ -17,7 +17,7 @@ import torch.distributed as dist
 from dshealthd.training import attach
 from tests.training.step_clock import StepClock
 
-dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
+dist.init_process_group("gloo", timeout=dt.timedelta(seconds=600))
 rank = dist.get_rank()
 torch.manual_seed(rank)
 torch.set_num_threads(1)

@@ -8,7 +8,7 @@ import copy
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -171,14 +171,13 @@ class Timers:
 
 
 @pytest.fixture
-def comm() -> Iterator[Any]:
+def comm(monkeypatch: pytest.MonkeyPatch) -> Any:
     """DeepSpeed's module of collectives, with its logger on."""
     module: Any = ModuleType("deepspeed.comm.comm")
     module.comms_logger = SimpleNamespace(enabled=True)
     module.timers = Timers()
-    sys.modules[module.__name__] = module
-    yield module
-    del sys.modules[module.__name__]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
 
 
 def test_communication_is_summed_once(comm: Any) -> None:

@@ -85,17 +85,24 @@ def test_times(agents_end: AgentsEnd) -> None:
     """The input has a time of its own."""
     model = models.Slow(agents_end, 0.02)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    waited: list[float] = []
+    ended: list[float] = []
+    began: list[float] = []
+    # Before the heartbeat sees the end of a step, and after it saw the begin of a forward pass.
+    optimizer.register_step_post_hook(lambda *_: ended.append(time.perf_counter()))
+    model.register_forward_pre_hook(lambda *_: began.append(time.perf_counter()))
     with attach(optimizer=optimizer, model=model):
-        waited = []
         for _ in range(15):
             started = time.perf_counter()
             time.sleep(0.01)
             waited.append(time.perf_counter() - started)
             make_step(model, optimizer, micro_steps=2)
         message = agents_end.message()
+    # That of the first step is not known, nor how long the second forward pass was waited for.
+    most = [begin - end for begin, end in zip(began[2::2], ended[:-1], strict=True)]
     assert message.input_seconds is not None
     assert message.mean_seconds is not None
-    assert message.input_seconds == pytest.approx(average(waited), rel=0.3)
+    assert average(waited[1:]) <= message.input_seconds <= average(most)
     assert message.input_seconds + 2 * min(model.took) < message.mean_seconds
 
 

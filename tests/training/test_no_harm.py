@@ -107,6 +107,7 @@ def test_trainings_one_after_the_other(agents_end: AgentsEnd, *, attached: bool)
     backward, heartbeat = torch.Tensor.backward, watch.register()
     kept: list[weakref.ref[Any]] = []
     descriptors = set()
+    gc.collect()  # descriptors that other tests of this process have left
     try:
         for number in range(1, 6):
             trial = Trial()

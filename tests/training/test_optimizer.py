@@ -193,8 +193,10 @@ def test_optimizer_that_deepspeed_steps(
     place["step"](trial.optimizer)
     place["step"](trial.optimizer)
     assert agents_end.messages() == []
-    (message,) = caplog.messages
-    assert message.endswith("its engine was not found; call dshealthd.training.attach(engine)")
+    (record,) = (one for one in caplog.records if one.name == "dshealthd.training")
+    assert record.message.endswith(
+        "its engine was not found; call dshealthd.training.attach(engine)"
+    )
     assert not unchanged.closed
 
 

@@ -107,14 +107,14 @@ def test_position_is_read_whole() -> None:
     try:
         assert writer.stdout is not None
         assert writer.stdout.readline()
-        seen = set()
-        for _ in range(30_000):
+        seen, looks = set[int](), 0
+        while looks < 30_000 or len(seen) < 2:
+            looks += 1
             found, at = POSITION.unpack_from(os.pread(file, PAGE, 0), POSITION_AT)
             step = found >> STEP_BIT
             assert (found >> PASS_BIT & MAX_PASSES, found & 3) == (step, step & 3)
             assert 0.0 <= at <= time.monotonic()
             seen.add(step)
-        assert len(seen) > 1
     finally:
         writer.kill()
         writer.communicate()
@@ -191,9 +191,12 @@ def test_a_message_is_due_each_second(
     """Steps that become long are timed though none of them is one that is measured."""
     monkeypatch.setattr(heartbeat, "SLOW_INTERVAL", 0.1)
     sender = Heartbeat()
+    began = time.monotonic()
     for _ in range(20):
         sender.step()
-    assert agents_end.message().last_seconds != pytest.approx(0.2, rel=0.5)
+    last = agents_end.message().last_seconds
+    assert last is not None
+    assert last <= time.monotonic() - began
     for _ in range(3):
         time.sleep(0.2)
         sender.step()
@@ -208,17 +211,19 @@ def test_a_message_is_due_each_second(
 def test_pause_in_a_step_that_is_not_measured(agents_end: AgentsEnd) -> None:
     """A phase is told at once, and its time is none of a step."""
     heartbeat = Heartbeat()
+    began = time.monotonic()
     for _ in range(20):
         heartbeat.step()
     with heartbeat.phase("evaluation"):
+        entered = time.monotonic()
         assert agents_end.message().phase == 1
         time.sleep(0.3)
-    began = time.monotonic()
+        left = time.monotonic()
     heartbeat.step()
     heartbeat.enter("other")
     last = agents_end.message().last_seconds
     assert last is not None
-    assert last < time.monotonic() - began + 0.1
+    assert last <= entered - began + time.monotonic() - left
     heartbeat.close()
 
 

@@ -24,6 +24,7 @@ from dshealthd.training.message import Message, WaitSource
 from tests.training.agents_end import AgentsEnd
 from tests.training.lazy import Lazy
 from tests.training.test_step_timer import Device, Event
+from tests.waiting import until
 
 torch: Any = Lazy("torch")
 
@@ -204,6 +205,7 @@ def test_backward_of_distributed_data_parallel(agents_end: AgentsEnd) -> None:
     """The reducer's wait at the end of the pass, in C++, is seen; computing gradients is own
     work.
     """
+    computed: list[float] = []
 
     # torch is imported where it is installed
     class Reducing(torch.autograd.Function):  # type: ignore[misc]
@@ -215,7 +217,9 @@ def test_backward_of_distributed_data_parallel(agents_end: AgentsEnd) -> None:
 
         @staticmethod
         def backward(_context: Any, gradient: Any) -> Any:
+            began = time.monotonic()
             time.sleep(SECONDS)
+            computed.append(time.monotonic() - began)
             return gradient
 
     class Model(torch.nn.Module):  # type: ignore[misc]
@@ -230,15 +234,19 @@ def test_backward_of_distributed_data_parallel(agents_end: AgentsEnd) -> None:
 
     model = torch.nn.parallel.DistributedDataParallel(Model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    most: list[float] = []
     with attach(optimizer=optimizer, model=model):
         for _ in range(5):
-            model(torch.randn(2, 4))["logits"][0].square().mean().backward()
+            loss = model(torch.randn(2, 4))["logits"][0].square().mean()
+            began = time.monotonic()
+            loss.backward()
             optimizer.step()
+            most.append(time.monotonic() - began - computed[-1])
         message = agents_end.message()
     assert message.wait_seconds is not None
     assert message.work_seconds is not None
     assert message.work_seconds >= SECONDS
-    assert message.wait_seconds < SECONDS
+    assert message.wait_seconds <= max(most)
 
 
 def test_a_result_that_is_kept_gathers_nothing(agents_end: AgentsEnd) -> None:
@@ -287,9 +295,7 @@ def test_a_wait_that_nothing_in_python_calls(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(heartbeats, "threading", SimpleNamespace(get_ident=lambda: 7))
         heartbeat._thread = 7
         _thread.start_new_thread(work.wait, ())
-        ends = time.monotonic() + 10.0
-        while not (heartbeat._waits or failed) and time.monotonic() < ends:
-            time.sleep(0.01)
+        until(lambda: heartbeat._waits or failed)
         assert (heartbeat._waits, failed, heartbeat.closed) == (1, [], False)
 
 

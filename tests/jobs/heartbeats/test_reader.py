@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import gc
 import os
 import resource
 import statistics
@@ -176,6 +177,7 @@ async def test_what_is_no_page(code: str) -> None:
         sender.tell(beat(7))
         await until(reader, lambda: shown(reader))
         (holder,) = own_pages()
+        gc.collect()  # descriptors that other tests of this process have left
         before = descriptors()
         code += "\nprint('made', flush=True)\ntime.sleep(60)"
         with sending(TORCH, code) as vandal:
@@ -325,8 +327,8 @@ os.execv("/bin/sleep", ["sleep", "60"])
         assert sender.popen.stdin is not None
         sender.popen.stdin.write("\n")
         sender.popen.stdin.flush()
-        while os.path.basename(os.readlink(f"/proc/{sender.pid}/exe")).startswith("python"):
-            await asyncio.sleep(0.01)
+        command = Path(f"/proc/{sender.pid}/cmdline")  # empty until its exec has closed the page
+        await eventually(lambda: command.read_bytes().startswith(b"sleep"))
         reader.refresh()
         assert len(reader) == 0
 

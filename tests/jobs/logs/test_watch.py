@@ -71,7 +71,9 @@ def test_a_log_written_before_its_job(tmp_path: Path, before: float, found: str)
     node = Node(tmp_path, standard_streams=True)
     node.rank(50, 1, "/logs/a.out", start="100")
     written = node.write("a.out", CHATTER)
-    begun = time.time() - 10_000.0 + 1.0  # the machine is up for so long, the rank a second less
+    now = time.time()
+    node.context.wall = lambda: now
+    begun = now - 10_000.0 + 1.0  # the machine is up for so long, the rank a second less
     os.utime(written, (begun - before, begun - before))
     assert states(node.sweep(0.0)) == {found: 1}
 
