@@ -105,19 +105,15 @@ def storm(server: Server, receiver: Receiver) -> dict[str, list[Any]]:
     many = partial(page, "DshealthdManyNodes", "checkpoint-path", "fleet", pages="PathFailing")
     alerts = [kind(node=node, cluster=cluster) for kind in (hangs, many) for node in nodes]
     server.ask("/api/v2/alerts", alerts)
-    assert receiver.wait(lambda: len(of_cluster(receiver, "page", cluster)) > 0, 60)
-    receiver.wait(lambda: len(of_cluster(receiver, "page", cluster)) > 1, 10)
-    return {
-        "page": [entry.document for entry in of_cluster(receiver, "page", cluster)],
-        **{
-            name: [
-                entry.document
-                for entry in receiver.sent(name)
-                if "node-0000" in json.dumps(entry.document)
-            ]
-            for name in ("slack", "pagerduty")
-        },
-    }
+
+    def told(name: str) -> list[Any]:
+        documents = [entry.document for entry in receiver.sent(name)]
+        return [document for document in documents if "node-0000" in json.dumps(document)]
+
+    names = ("page", "slack", "pagerduty")
+    assert receiver.wait(lambda: all(map(told, names)), 60)
+    receiver.wait(lambda: len(told("page")) > 1, 10)
+    return {name: told(name) for name in names}
 
 
 def test_storm_is_one_page(storm: dict[str, list[Any]]) -> None:
