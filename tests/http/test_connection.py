@@ -28,11 +28,12 @@ async def test_steps_of_a_connection() -> None:
     )
     loop = asyncio.get_running_loop()
     transport: Any = SimpleNamespace(get_extra_info=lambda _: None)
-    steps = ((lambda: connection.connection_made(transport), 5.0), (connection.begin, 30.0))
-    for step, seconds in steps:
-        before = loop.time()
-        step()
-        assert before + seconds <= connection._until <= loop.time() + seconds
+    before = loop.time()
+    connection.connection_made(transport)
+    assert before + 5.0 <= connection._until <= loop.time() + 5.0
+    before = loop.time()
+    connection.begin()
+    assert before + 30.0 <= connection._until <= loop.time() + 30.0
     connection.rest()
     assert connection._timer is None
     assert 60.0 < Requests(server, connection).keepalive_timeout < 90.0
