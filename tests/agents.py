@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.processes import children
+from tests.processes import children, command
 from tests.stopwatch import Stopwatch
 from tests.waiting import until
 
@@ -138,7 +138,7 @@ class RunningAgent:
         """Return the first scrape for which the condition holds, at most `seconds` from now. Less
         what other work takes of them, and of the second that a scrape on the way may take.
         """
-        watch = Stopwatch(self.pid, *self.workers())
+        watch = Stopwatch(self.pid, *children(self.pid))
         pause = 0.05  # grows: to ask and to read the answer take CPU time, which others wait for
         while True:
             scrape = self.scrape()
@@ -160,8 +160,12 @@ class RunningAgent:
         )
 
     def workers(self) -> list[int]:
-        """Return the pids of the agent's children."""
-        return children(self.process.pid)
+        """Return the pids of the agent's collection workers.
+
+        Other children end at any moment, as those that write state do; one that has not called exec
+        yet has descriptors, environment and command of the agent itself.
+        """
+        return [pid for pid in children(self.pid) if "dshealthd.collection.worker" in command(pid)]
 
 
 def first_line(process: subprocess.Popen[str], seconds: float) -> str:

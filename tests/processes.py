@@ -41,6 +41,17 @@ def children(pid: int) -> list[int]:
     return list(map(int, text.split()))
 
 
+def command(pid: int) -> list[str]:
+    """Return the words of a process's command line; none if it is gone, or while the kernel works
+    on its exec.
+    """
+    try:
+        text = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return text.split("\0")[:-1]
+
+
 def wait_for_environment(pid: int) -> None:
     """Wait until the environment of a process that is to sleep can be read, and it sleeps.
 

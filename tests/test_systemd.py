@@ -16,8 +16,10 @@ from dshealthd.agent.systemd import ServiceManager, status_line
 from dshealthd.core.collector import Reason, Sample
 from dshealthd.core.result import CollectionResult, failed, not_available
 from tests.agents import launch, running
+from tests.processes import state
 from tests.snapshots import snapshot
 from tests.stopwatch import Stopwatch
+from tests.waiting import until
 
 FAST = "[collectors.memory]\ninterval = '100ms'\n"
 
@@ -97,8 +99,10 @@ def test_a_stopped_agent_feeds_no_watchdog(tmp_path: Path) -> None:
         with running(tmp_path, FAST, environment=environment) as agent:
             listener.wait(lambda message: "WATCHDOG" in message)
             agent.process.send_signal(signal.SIGSTOP)
+            task = f"/proc/{agent.pid}/task"
+            until(lambda: {state(int(thread)) for thread in os.listdir(task)} <= {"T", ""})
             with contextlib.suppress(pytest.fail.Exception):  # what was sent before
-                listener.wait(lambda _: False, 0.5)
+                listener.wait(lambda _: False, 0.0)
             before = len(listener.messages)
             with pytest.raises(pytest.fail.Exception):
                 listener.wait(lambda _: False, 1.0)

@@ -46,6 +46,7 @@ from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.core.timing import Backoff
 from tests import frozen, workers
 from tests.collectors.bench import reasons
+from tests.waiting import eventually
 from tests.workers import obstinate
 
 WORKERS = str(Path(workers.__file__).parent)
@@ -487,9 +488,8 @@ async def test_close_ends_the_worker_and_leaves_no_zombie(tmp_path: Path) -> Non
         pid = int(values(await bench.sweep())["a"])
         assert Path(f"/proc/{pid}").exists()
         await bench.supervisor.close()
-        await asyncio.sleep(0.05)
-        assert not Path(f"/proc/{pid}").exists()
-        assert len(os.listdir("/proc/self/fd")) <= descriptors
+        await eventually(lambda: not Path(f"/proc/{pid}").exists())
+        await eventually(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
 
 
 @pytest.mark.parametrize(("deadline", "slow", "aside", "waits"), [

@@ -19,6 +19,7 @@ from dshealthd.training.message import Message
 from tests.collectors.bench import Bench, values
 from tests.jobs.heartbeats.senders import own_pages, sending
 from tests.jobs.machines import TORCH, Clock, training_process
+from tests.processes import start_time
 
 JOB = f"slurm-{os.getpid()}"
 """No other test's training on this machine has this name."""
@@ -82,9 +83,9 @@ def test_it_hurries_while_a_page_is_awaited(node: Node, monkeypatch: pytest.Monk
     usual, soon = 5.0, 2.0
     assert node.seconds() == usual
     with sending(RANK) as sender:
-        now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        for age, seconds in ((590.0, soon), (610.0, usual), (0.0, soon)):
-            monkeypatch.setattr(time, "clock_gettime", lambda _, at=now + age: at)
+        begun = start_time(sender.pid) / os.sysconf("SC_CLK_TCK")
+        for age, seconds in ((599.0, soon), (601.0, usual), (0.0, soon)):
+            monkeypatch.setattr(time, "clock_gettime", lambda _, at=begun + age: at)
             assert node.seconds() == seconds
         sender.tell(beat(1))
         assert node.found()

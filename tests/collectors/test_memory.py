@@ -11,11 +11,15 @@ from dshealthd.collectors import memory
 from tests.collectors.bench import Bench, value, write
 
 
-def test_this_machine() -> None:
-    """Total and available memory are about what psutil says in the same moment."""
-    result, theirs = Bench("memory").collect(), psutil.virtual_memory()
+def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Total and available memory are what psutil says of the same moment."""
+    (tmp_path / "proc").mkdir()
+    for name in ("meminfo", "vmstat"):
+        (tmp_path / "proc" / name).write_bytes(Path("/proc", name).read_bytes())
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
+    result, theirs = Bench("memory", tmp_path).collect(), psutil.virtual_memory()
     assert value(result, memory.TOTAL) == theirs.total
-    assert value(result, memory.AVAILABLE) == pytest.approx(theirs.available, rel=0.05)
+    assert value(result, memory.AVAILABLE) == theirs.available
     assert value(result, memory.SWAP_TOTAL) == psutil.swap_memory().total
 
 

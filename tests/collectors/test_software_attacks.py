@@ -76,7 +76,8 @@ def test_nothing_is_read_through_an_environment(prefix: Path, put: Callable[[Pat
     result, seconds = run(prefix)
     assert result.outcome is CollectionOutcome.OK
     assert told(result) == {}
-    assert [fault.part for fault in result.faults] == [f"job slurm-{os.getpid()}"]
+    own = f"job slurm-{os.getpid()}"  # jobs of other tests may be at fault, too
+    assert [fault.part for fault in result.faults if fault.part == own] == [own]
     assert "6.6.6" not in str(result)
     assert seconds < 20
     place.unlink()

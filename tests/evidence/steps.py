@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
 from dshealthd.linux import forked
 from dshealthd.linux.forked import Ended, Function
+
+DEADLINE = 60.0
 
 
 def take(
@@ -16,3 +24,16 @@ def take(
         files[name] = files.get(name, b"") + data
 
     return forked.run("one", function, seconds, max_bytes, keep), files
+
+
+def clock_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return what lets DEADLINE pass for the steps that run, at once."""
+    ahead = 0.0
+
+    def pass_deadline() -> None:
+        nonlocal ahead
+        ahead += DEADLINE
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead)
+    monkeypatch.setattr(forked, "time", clock)
+    return pass_deadline

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.processes import free_port
 from dshealthd.agent.logs import LineWriter
 from dshealthd.core import child
 from tests.agents import RunningAgent
@@ -113,7 +114,7 @@ def test_an_agent_that_nobody_reads_serves_and_stops(tmp_path: Path) -> None:
         while True:
             os.write(write_end, b"x" * 4096)
     os.set_blocking(write_end, True)
-    address, port = "127.94.17.3", 18_411  # an address that nothing else here listens on
+    address, port = "127.94.17.3", free_port()
     command = [sys.executable, "-m", "dshealthd", "run", "--log.level", "debug"]
     command += ["--web.listen-address", f"{address}:{port}", "--path.state", str(tmp_path)]
     process = subprocess.Popen(command, stdout=write_end, stderr=write_end, text=True)

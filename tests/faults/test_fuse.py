@@ -20,7 +20,7 @@ from dshealthd.linux.forked import Emit
 from dshealthd.linux.mounts import parse_fuse
 from tests.agents import Scrape, running
 from tests.collectors.bench import sleeper
-from tests.evidence.steps import take
+from tests.evidence.steps import DEADLINE, clock_ahead, take
 from tests.fuse import PAGE, hung_mount
 from tests.jobs.machines import TORCH
 from tests.waiting import until
@@ -190,14 +190,29 @@ def test_py_spy_asks_no_mount(public_path: Path) -> None:
 
 
 @as_root
-def test_what_a_step_has_started_is_left(public_path: Path) -> None:
+def test_what_a_step_has_started_is_left(
+    public_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step ends at its deadline, what it has started may not: that is known."""
+    pass_deadline = clock_ahead(monkeypatch)
 
-    def read(_emit: Emit) -> None:
-        subprocess.run(["cat", str(public_path / "mount" / PAGE)], check=False)
+    def read(emit: Emit) -> None:
+        with subprocess.Popen(["cat", str(public_path / "mount" / PAGE)]) as process:
+            emit("pid", str(process.pid).encode())
+
+    def keep(_name: str, data: bytes) -> None:
+        proc = f"/proc/{int(data)}"
+        until(
+            lambda: (
+                os.readlink(f"{proc}/fd/3").endswith(PAGE)
+                and Path(proc, "wchan").read_text().startswith("request_wait")
+            ),
+            errors=(OSError,),
+        )
+        pass_deadline()
 
     with hung_mount(public_path / "mount", USER):
-        step, _ = take(read, seconds=2.0)
+        step = forked.run("read", read, DEADLINE, 100, keep)
         assert step.left
         assert forked.remains(step.left)
     until(lambda: not forked.remains(step.left))

@@ -27,7 +27,7 @@ FILE = "history.json"
 MAX_BYTES = 1 << 20
 MAX_ENTRIES = 2_000
 
-NOW = 1_800_000_000.0
+NOW = 1_800_000_000.0  # the 15th of January 2027, 8:00 UTC: far from midnight
 YEAR = 365 * DAY
 
 

@@ -10,14 +10,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from dshealthd.linux import forked
 from dshealthd.linux.forked import Emit, Ended, Missing, Pool
 from tests import frozen
-from tests.evidence.steps import take
+from tests.evidence.steps import DEADLINE, clock_ahead, take
 from tests.processes import runs
 from tests.stopwatch import Stopwatch
 from tests.waiting import until
@@ -131,21 +130,28 @@ def test_files_are_kept_up_to_their_limit() -> None:
     assert files == {"a.txt": b"x" * 600, "b.txt": b"2"}
 
 
-def test_what_hangs_is_killed_with_what_it_started() -> None:
+def test_what_hangs_is_killed_with_what_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """At its deadline a process and its children are killed; what it emitted before is kept."""
+    pass_deadline = clock_ahead(monkeypatch)
+    kept: list[int] = []
+    watches: list[Stopwatch] = []
 
     def hang(emit: Emit) -> None:
-        process = subprocess.Popen(["sleep", "60"])
-        emit("pid", str(process.pid).encode())
         signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
-        time.sleep(60)
+        process = subprocess.Popen(["sleep", "600"])
+        emit("pid", str(process.pid).encode())
+        time.sleep(600)
 
-    watch = Stopwatch()
-    ended, files = take(hang, seconds=3.0)
-    assert watch.seconds() < 5.5
+    def keep(_name: str, data: bytes) -> None:
+        kept.append(int(data))
+        watches.append(Stopwatch())
+        pass_deadline()
+
+    ended = forked.run("hang", hang, DEADLINE, 100, keep)
+    assert watches[0].seconds() < 2.5
     assert ended.hung
-    assert ended.problem.startswith("no answer within 3 s")
-    until(lambda: not runs(int(files["pid"])))  # nobody here may reap it
+    assert ended.problem.startswith("no answer within 60 s")
+    until(lambda: not runs(kept[0]))  # nobody here may reap it
 
 
 def test_what_has_answered_and_is_slow_to_end_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,22 +223,34 @@ def test_more_than_run_at_once_wait_their_turn() -> None:
     pool.close()
 
 
-def test_processes_that_cannot_be_killed_are_left_and_named(mount: frozen.Mount) -> None:
+def test_processes_that_cannot_be_killed_are_left_and_named(
+    mount: frozen.Mount, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Writes to a frozen file system ignore SIGKILL: the pool says so, all in one wait."""
+    pass_deadline = clock_ahead(monkeypatch)
 
     def write(_emit: Emit) -> None:
         descriptor = os.open(mount.directory / "file", os.O_CREAT | os.O_WRONLY)
         os.write(descriptor, b"x")
         os.fsync(descriptor)
 
-    stuck: dict[str, Any] = {f"stuck {number}": write for number in range(4)}
+    stuck = [f"stuck {number}" for number in range(4)]
+    pool = Pool()
     mount.freeze()
-    watch = Stopwatch()
     try:
-        found = run(3.0, quick=lambda _emit: 1, **stuck)
+        for name in stuck:
+            pool.start(name, write, DEADLINE)
+        for one in pool._running:
+            frozen.wait_until_it_hangs(one.pid)
+        pool.start("quick", lambda _emit: 1, DEADLINE)
+        found = {"quick": next(pool.ended())}
+        pass_deadline()
+        watch = Stopwatch()
+        found |= {ended.name: ended for ended in pool.ended()}
+        pool.close()
     finally:
         mount.thaw()
-    assert watch.seconds() < 8.5
+    assert watch.seconds() < 5.5
     assert (found["quick"].value, found["quick"].left) == (1, 0)
     for name in stuck:
         assert "cannot be killed" in found[name].problem

@@ -27,6 +27,7 @@ from dshealthd.linux.credentials import User, assumed, is_secure, parse_real_use
 from dshealthd.linux.process_root import Root
 from dshealthd.linux.regular_files import Irregular
 from tests.collectors.bench import sleeper
+from tests.processes import wait_for_environment
 
 USER = 4321
 HOST = Host()
@@ -332,6 +333,7 @@ def test_a_set_user_id_program_is_refused(place: Path) -> None:
     # of several types
     with subprocess.Popen([str(program), "600"], **others) as child:  # type: ignore[call-overload]
         try:
+            wait_for_environment(child.pid)  # the kernel gives the rights as it executes
             with pytest.raises(PermissionError, match="more than one user"):
                 Root.of_process(HOST, child.pid)
         finally:

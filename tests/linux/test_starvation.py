@@ -62,9 +62,15 @@ def test_real_processes() -> None:
     """A process that gets no CPU beside another one is starved."""
     cpu = min(os.sched_getaffinity(0))
     pin = f"import os, time\nos.sched_setaffinity(0, {{{cpu}}})\n"
-    codes = ("os.nice(19)\nwhile True: pass", "time.sleep(600)", *("while True: pass",) * 5)
-    processes = [subprocess.Popen([sys.executable, "-I", "-S", "-c", pin + code]) for code in codes]
+    sleeper = "print(flush=True)\ntime.sleep(600)"
+    codes = ("os.nice(19)\nwhile True: pass", sleeper, *("while True: pass",) * 5)
+    processes = [
+        subprocess.Popen([sys.executable, "-I", "-S", "-c", pin + code], stdout=subprocess.PIPE)
+        for code in codes
+    ]
     try:
+        assert processes[1].stdout is not None
+        assert processes[1].stdout.readline() == b"\n"  # its start is over, in which it may starve
         until(
             lambda: (found := run_queue(processes[0].pid)) and found.starved,
             lambda: run_queue(processes[0].pid),
@@ -78,5 +84,5 @@ def test_real_processes() -> None:
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            process.communicate()
     assert run_queue(processes[-1].pid) is None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dshealthd.config import registry
 from tests.agents import RunningAgent, Scrape
-from tests.processes import state
+from tests.processes import children, state
 from tests.soak.node import GPUS
 
 MAX_SCRAPE = 1.0
@@ -134,8 +134,8 @@ class Record:
         """Note the agent's own state; there is no fault now, and `is_quiet` holds."""
         status = Path(f"/proc/{agent.pid}/status").read_text()
         fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-        children = agent.workers()
-        zombies = [pid for pid in children if state(pid) == "Z"]
+        started = children(agent.pid)
+        zombies = [pid for pid in started if state(pid) == "Z"]
         if zombies:
             self.breach(f"zombies: {zombies}")
         self.quiet.append(
@@ -144,7 +144,7 @@ class Record:
                 int(fields["VmRSS"].split()[0]) / 1024,
                 len(os.listdir(f"/proc/{agent.pid}/fd")),
                 int(fields["Threads"]),
-                len(children),
+                len(started),
                 sum(map(len, scrape.series.values())),
             )
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,17 +13,16 @@ from dshealthd.findings.entry import Entry
 from dshealthd.findings.past import DAY
 from dshealthd.findings.record import NodeRecord
 from dshealthd.jobs.goodput import Card
-from tests.findings.test_record import fault
+from tests.findings.test_record import NOW, fault
 from tests.web.serving import serving
 
 
 def recorded() -> NodeRecord:
     """Return the record of a node with a crash, a lost GPU and a port that flapped a month ago."""
-    now, made = time.time(), NodeRecord(None)
+    made = NodeRecord(None)
     texts: dict[str, Any] = {"says": "A fabric port is down", "reason": "", "part": "mlx5_2/1"}
-    made.add(fault(now - 40 * DAY, severity="warning", times=3, **texts))
-    year, month, day, *_ = time.localtime(now)
-    noon = time.mktime((year, month, day - 3, 12, 0, 0, 0, 0, -1))
+    made.add(fault(NOW - 40 * DAY, severity="warning", times=3, **texts))
+    noon = NOW - 3 * DAY + 4 * 3600
     made.add(fault(noon, 7200, job="run\x1b[2J-1"))
     hang: dict[str, Any] = {
         "what": "JobHang",
@@ -33,17 +31,17 @@ def recorded() -> NodeRecord:
         "job": "run-2",
     }
     made.add(fault(noon + 8000, 300, reason="rank 2 is stopped (SIGSTOP)", **hang))
-    made.begin(now - 60, ("a", 3600.0), crashed=True)
+    made.begin(NOW - 60, ("a", 3600.0), crashed=True)
     return made
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
     """Serve the record of a node, with a fault that lasts."""
-    made = recorded()
-    lasting = fault(time.time() - 600, part="GPU 7")
+    lasting = fault(NOW - 600, part="GPU 7")
     lasting.end = None
-    with serving(history=lambda: made.document("n1", [lasting], time.time())) as served:
+    document = recorded().document("n1", [lasting], NOW)
+    with serving(history=lambda: document) as served:
         yield served.port
 
 
@@ -57,9 +55,7 @@ def test_text(port: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"127.0.0.1:{port}") == 0
     head, strip, *lines = capsys.readouterr().out.splitlines()
     assert head.startswith("n1  record since ")
-    began = time.localtime(time.time() - 600)  # the last one, yesterday in the first ten minutes
-    yesterday = " C"[began.tm_mday != time.localtime().tm_mday]
-    assert strip.split("|")[1] == f"{'':26}C {yesterday}C"
+    assert strip.split("|")[1] == f"{'':26}C  C"
     assert [line.split("  ", 2)[2].strip() for line in lines] == [
         "CRITICAL  GPU 3: A GPU is lost to the driver (for 2 h, job run\\u001b[2J-1): Xid 79",
         "CRITICAL  run-2: Training job is hung (for 5 min): rank 2 is stopped (SIGSTOP)",
@@ -101,7 +97,7 @@ def test_nodes_to_leave_out(capsys: pytest.CaptureFixture[str]) -> None:
     """Those of which a fault of their own has struck the job, whether it lasts or not: none for
     what struck another job, is the job's own or of what nodes share, or stops no job.
     """
-    now, made = time.time(), NodeRecord(None)
+    now, made = NOW, NodeRecord(None)
     job: dict[str, Any] = {"job": "slurm-4711"}
     made.add(fault(now - 900, what="JobHang", part="slurm-4711", **job))
     made.add(fault(now - 900, what="PathFailing", part="/ckpt", **job))
@@ -137,7 +133,7 @@ def test_nodes_to_leave_out_of_a_run(capsys: pytest.CaptureFixture[str]) -> None
     """A run is known by its name, too: its jobs' nodes are left out. Of an unknown one, nothing is
     known, which is not that no node is to blame.
     """
-    now, made = time.time(), NodeRecord(None)
+    now, made = NOW, NodeRecord(None)
     card = Card(mark=1, ranks=1, again=False, times={"work": 1.0})
     for number, run in ((4711, "llama"), (4712, "llama"), (4713, "other")):
         made.add(Entry("run", run, "ended", now - 900, now - 800, job=f"slurm-{number}", card=card))
@@ -158,7 +154,8 @@ def left_out(
     made: NodeRecord, job: str, capsys: pytest.CaptureFixture[str], *more: str
 ) -> tuple[int, str, str]:
     """Return status and output of `jobs --exclude` for a node with this record."""
-    with serving(history=lambda: made.document("n1", (), time.time())) as served:
+    document = made.document("n1", (), NOW)
+    with serving(history=lambda: document) as served:
         code = cli.main(["jobs", "--exclude", job, f"127.0.0.1:{served.port}", *more])
     said = capsys.readouterr()
     return code, said.out, said.err
@@ -184,9 +181,10 @@ def test_an_answer_that_is_no_record(body: bytes, capsys: pytest.CaptureFixture[
 def test_a_record_that_begins_anew_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """So does one with entries of the future; an empty one is not healthy."""
     made = NodeRecord(None)
-    made.add(fault(time.time() + 400 * DAY))
+    made.add(fault(NOW + 400 * DAY))
     made.problem = "the node's record begins anew: it is not JSON"
-    with serving(history=lambda: made.document("n1", (), time.time())) as served:
+    document = made.document("n1", (), NOW)
+    with serving(history=lambda: document) as served:
         assert run(f"127.0.0.1:{served.port}") == 0
     printed = capsys.readouterr().out
     assert "begins anew" in printed

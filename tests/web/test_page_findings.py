@@ -213,12 +213,13 @@ def test_an_agent_that_starts_has_no_broken_source(browser: Browser) -> None:
 def test_a_sign_that_is_no_finding_yet_is_quiet(browser: Browser) -> None:
     """What is watched is said with its time and its hold, and the page stays as green as it is."""
     down = {"part": "mlx5_1/1", "summary": "A fabric port is down", "hold_seconds": 30.0}
-    watched = [finding(**down, since=time.time() - 12)]
-    with shown(browser, snapshot(), watched=watched) as visit:
+    now = time.time()
+    watched = [finding(**down, since=now - 12)]
+    with shown(browser, snapshot(), watched=watched, time=now) as visit:
         assert visit.page.locator(".verdict.good").count() == 1
         assert "Healthy so far" in visit.text(".verdict h2")
         said = visit.text(".verdict p.quiet")
-        assert "Watched: mlx5_1/1: A fabric port is down, for 1" in said
+        assert "Watched: mlx5_1/1: A fabric port is down, for 12 s" in said
         assert "a finding after 30 s" in said
         assert not visit.page.title().startswith("(")
 
@@ -277,9 +278,9 @@ def test_long_names_fit_a_phone(browser: Browser) -> None:
 def test_the_page_does_not_judge(browser: Browser) -> None:
     """What the API finds is shown, whatever the samples say: no limit is left in the page."""
     text = {"part": "GPU 0", "summary": "made up", "detail": "`made` up <b>"}
-    since = time.time() - 151  # rounded, 3 minutes for the next 59 s
-    warning = finding(severity="warning", **text, source="", since=since)
-    with shown(browser, snapshot(), verdict="warning", findings=[warning]) as visit:
+    now = time.time()
+    warning = finding(severity="warning", **text, source="", since=now - 180)
+    with shown(browser, snapshot(), verdict="warning", findings=[warning], time=now) as visit:
         assert "1 problem found" in visit.text(".verdict")
         assert "made up <b>" in visit.text(".verdict")
         assert "for 3 min" in visit.text(".verdict")

@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.probe.peering import (
     CHALLENGE,
     OTHER_KEY,
     PATIENT,
+    Node,
     Raw,
     calling,
     connected,
@@ -39,6 +41,16 @@ from tests.stopwatch import Stopwatch
 from tests.waiting import eventually
 
 HELLO = to_frame(bytes(Hello("a", "b", CHALLENGE)))
+LENIENT = PeerLimits(patience=PATIENT)
+
+
+def hurry(node: Node, seconds: float) -> None:
+    """Give the only connection so many seconds for a frame, once it has been through what comes
+    before.
+    """
+    connection: Any
+    (connection,) = node.server._gate._awaiting
+    connection._header_timeout = seconds
 
 
 @pytest.mark.parametrize(("count", "sources"), [(3000, 4), (3000, 400)])
@@ -182,9 +194,9 @@ async def test_slow_frames(key: Path, start: bytes) -> None:
 
 async def test_slow_frames_of_a_node(key: Path) -> None:
     """A node that has proved itself has no more time for a request that it has begun."""
-    limits = PeerLimits(patience=0.3)
-    async with listening(keyed(key), limits=limits) as node, connected(node) as raw:
+    async with listening(keyed(key), limits=LENIENT) as node, connected(node) as raw:
         session = await raw.begin()
+        hurry(node, 0.3)
         await raw.call(session, REQUEST)
         await asyncio.sleep(0.6)  # idle for longer
         raw.writer.write(session.sign("request", REQUEST)[:-5])
@@ -232,13 +244,13 @@ async def test_answers_that_nobody_reads(key: Path) -> None:
     async def large(_sender: str, _body: dict[str, object]) -> dict[str, object]:
         return {"clock": 1.0, "payload": b"x" * 48000}
 
-    limits = PeerLimits(patience=0.1)
-    async with listening(keyed(key), limits=limits, handlers={"echo": large}) as node:
+    async with listening(keyed(key), limits=LENIENT, handlers={"echo": large}) as node:
         raw_socket = socket.socket()
         raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         await asyncio.to_thread(raw_socket.connect, ("127.0.0.1", node.port))
         reader, writer = await asyncio.open_connection(sock=raw_socket)
         session = await Raw(reader, writer).begin()
+        hurry(node, 0.1)
         writer.transport.pause_reading()  # type: ignore[attr-defined] # a socket's has it
         for answered in range(1, 1000):
             writer.write(session.sign("request", REQUEST))
