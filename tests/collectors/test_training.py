@@ -133,6 +133,16 @@ def test_the_slowest_of_equal_ranks_is_one_of_theirs() -> None:
     assert found["node_slowest_rank", ""] in {8, 9}
 
 
+@pytest.mark.parametrize(("steps", "slowest"), [(24, 13), (2, 12)])
+def test_the_slowest_rank_stands_out_most_over_any_time(steps: int, slowest: int) -> None:
+    """One that is new is not in the long windows yet, where another is a little slow all along."""
+    works = [[1.0 + 0.002 * ((step * 7 + rank) % 5) for step in range(150)] for rank in range(6)]
+    works[4] = [1.05 * seconds for seconds in works[4]]
+    works[5][-steps:] = [1.5] * steps
+    found = told(work(reporting(works), "slurm-1", ""))
+    assert found["node_slowest_rank", ""] == slowest
+
+
 def test_a_hung_job_has_no_slow_rank() -> None:
     """Without new steps there are no figures: an innocent rank would be accused on frozen ones."""
     ranks = reporting([[1.0] * 40, [1.5] * 40])

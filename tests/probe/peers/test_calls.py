@@ -16,7 +16,6 @@ from dshealthd.core.schema import SchemaError, dumps
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers import client as module
 from dshealthd.probe.peers import server
-from dshealthd.probe.peers.guard import PeerLimits
 from dshealthd.probe.peers.messages import METHODS, VERSIONS
 from dshealthd.probe.peers.protocol import Refusal, to_frame
 from tests.probe.peering import (
@@ -313,12 +312,12 @@ async def test_no_credentials(key: Path, claim: bytes) -> None:
 async def test_rate_limit(key: Path) -> None:
     """A sender beyond its rate is declined with the reason for a while; others are not."""
     clock = Time()
-    limits = PeerLimits(calls=3)
     async with (
-        listening(keyed(key), monotonic=clock, limits=limits) as node,
+        listening(keyed(key), monotonic=clock) as node,
         calling(keyed(key), node.port) as client,
         calling(keyed(key), node.port, me="c") as other,
     ):
+        node.server._guard._calls["a"] = 997
         for _ in range(3):
             await ping(client)
         await fails(ping(client), Outcome.DECLINED, "rate_limited")

@@ -402,6 +402,15 @@ def test_owned_by_others(environment: Path) -> None:
     assert launch.check(python)[0] == [f"{outside} is writable by group 4321"]
 
 
+@pytest.mark.parametrize(
+    ("count", "named"), [(3, "0 is; 1 is; 2 is"), (5, "0 is; 1 is; 2 is; and 2 more")]
+)
+def test_so_many_objections_are_named(count: int, named: str) -> None:
+    """Others are counted."""
+    told = launch.refusal("python", [f"{number} is" for number in range(count)])
+    assert told == f"others can change python: {named}"
+
+
 @pytest.mark.parametrize(("links", "followed"), [(40, True), (41, False)])
 def test_many_links(environment: Path, links: int, *, followed: bool) -> None:
     """As many as Linux follows; more are a loop."""
