@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dshealthd.core.schema import SchemaError, dumps
+from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers import client as module
 from dshealthd.probe.peers import server
@@ -120,10 +121,17 @@ async def test_handler_that_takes_too_long(key: Path, monkeypatch: pytest.Monkey
         await asyncio.sleep(PATIENT)
         return body
 
-    monkeypatch.setattr(server, "HANDLER_TIMEOUT", 0.01)
+    limits = []
+
+    def soon(seconds: float) -> Any:
+        limits.append(seconds)
+        return time_limit(0.01)
+
+    monkeypatch.setattr(server, "time_limit", soon)
     async with talking(keyed(key), handlers={"echo": slow}) as (node, client):
         await fails(ping(client), Outcome.HUNG, "timed_out")
         assert node.metric("requests_total", "echo", "timed_out") == 1
+    assert limits == [25.0]
 
 
 async def test_wrong_key(key: Path, tmp_path: Path) -> None:
