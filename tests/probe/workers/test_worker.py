@@ -218,15 +218,16 @@ def test_how_many_buffers_are_prepared(
 
 
 def test_a_round_of_a_rank(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each size is warmed up, timed and verified. What is told is the bandwidth of the bus, of
-    which a ring uses 2 (n - 1) / n for each byte, and the first result that is wrong.
+    """One number connects it, then each size is warmed up, timed and verified. What is told is the
+    bandwidth of the bus, of which a ring uses 2 (n - 1) / n for each byte, and the first result
+    that is wrong.
     """
     del torch
     steps = {"device_steps": [], "steps": [(1000, 3), (2000, 2)], "warm_up": 2}
     played = Played(monkeypatch, **steps)
     played.round.run()
     sizes = [size for _, size in played.prepared]
-    assert sizes[1:] == [*[1000] * 2, *[2000] * 2, *[1000] * 3, *[2000] * 2, 1000, 2000]
+    assert sizes == [4, *[1000] * 2, *[2000] * 2, *[1000] * 3, *[2000] * 2, 1000, 2000]
     assert played.sent == [
         {"timing": ["all_reduce", 1000, 0.5, 3000.0]},
         {"timing": ["all_reduce", 2000, 0.5, 6000.0]},
