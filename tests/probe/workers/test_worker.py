@@ -77,6 +77,15 @@ def test_pattern_differs(torch: Any) -> None:
     assert not torch.equal(total, worker.pattern(0, 4, 4, 1 << 16))
 
 
+@pytest.mark.parametrize(
+    ("rank", "salt", "first"), [(0, 0, [0.0, 31.0]), (0, 1, [89.0, 120.0]), (1, 0, [977.0, 1008.0])]
+)
+@pytest.mark.usefixtures("torch")
+def test_pattern_of_all_releases(rank: int, salt: int, first: list[float]) -> None:
+    """Each node adds up what the others must have given, which may have another release."""
+    assert worker.pattern(rank, 1, salt, 8).tolist() == first
+
+
 def test_difference(torch: Any) -> None:
     """The first wrong place is named with what is there and what must be; a NaN is wrong."""
     right = torch.arange(6.0)
