@@ -25,6 +25,7 @@ from dshealthd.collectors.job_activity import (
     script,
 )
 from dshealthd.core.collector import Reason
+from dshealthd.jobs import shares
 from dshealthd.jobs.rank_processes import RankProcesses, RankTrouble
 from dshealthd.jobs.shares import share_places
 from dshealthd.linux import socket_waits
@@ -317,7 +318,7 @@ def test_threads_for_which_there_is_no_time(scene: Scene, monkeypatch: pytest.Mo
             scene.now += seconds
             return share_places(*given)
 
-        monkeypatch.setattr(job_activity.shares, "share_places", share)
+        monkeypatch.setattr(shares, "share_places", share)
         assert len(values(scene.collect(10.0), CPU)) == told
 
 

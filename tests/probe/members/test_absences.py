@@ -10,7 +10,6 @@ import pytest
 
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.core.state_writer import StateFile, wait_until_written
-from dshealthd.probe.members import absences
 from dshealthd.probe.members.absences import Absences
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.protocol import PeerError
@@ -111,7 +110,7 @@ async def test_a_member_that_does_not_answer_is_told_three_times(
         waits.append(seconds)
         await sleep(0.001)
 
-    monkeypatch.setattr(absences.asyncio, "sleep", soon)
+    monkeypatch.setattr(asyncio, "sleep", soon)
     calls: list[tuple[str, float]] = []
 
     class Peers:

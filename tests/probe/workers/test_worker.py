@@ -11,6 +11,8 @@ import importlib
 import io
 import json
 import os
+import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -105,7 +107,7 @@ def test_checksum(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     number, wrong = worker.checksum(device, steps)
     assert (number, wrong) == (*worker.checksum(device, steps)[:1], "")
     multiply = torch.mm
-    operands = []
+    operands: list[list[float]] = []
 
     def noting(left: Any, right: Any) -> Any:
         operands[:] = [one.flatten()[:3].tolist() for one in (left, right)]
@@ -140,7 +142,7 @@ def test_what_a_device_does_alone(torch: Any, monkeypatch: pytest.MonkeyPatch) -
         ("host_to_device", 64, 3, ""),
     ]
     multiply = torch.mm
-    operands = set()
+    operands: set[float] = set()
 
     def break_one(left: Any, right: Any, out: Any) -> None:
         operands.update(left.flatten().tolist(), right.flatten().tolist())
@@ -265,7 +267,7 @@ def test_ranks_know_each_other_before_they_connect(
 ) -> None:
     """NCCL's by a number that the first one draws; their versions are the same."""
     monkeypatch.setattr(worker, "versions", lambda _: "nccl 2")
-    monkeypatch.setattr(worker.secrets, "randbits", lambda bits: bits)
+    monkeypatch.setattr(secrets, "randbits", lambda bits: bits)
     monkeypatch.delenv("NCCL_SOCKET_MAGIC", raising=False)
     kept = {"here/0": b"nccl 2", "here/1": b"nccl 2", "magic": b"7"}
 
@@ -298,14 +300,14 @@ def test_cuda_has_20_seconds_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the process that starts it is killed, and nobody waits for its end."""
     waited: list[float] = []
 
-    def select(*given: Any) -> tuple[list[int], ...]:
+    def nothing(*given: Any) -> tuple[list[int], ...]:
         waited.append(given[3])
         return [], [], []
 
     with socket.socket() as control, subprocess.Popen(["sleep", "600"]) as process:
         monkeypatch.setattr(worker, "start", lambda *_: process.pid)
-        monkeypatch.setattr(worker.select, "select", select)
-        monkeypatch.setattr(worker.os, "waitpid", lambda *_: (0, 0))
+        monkeypatch.setattr(select, "select", nothing)
+        monkeypatch.setattr(os, "waitpid", lambda *_: (0, 0))
         found = worker.usable_gpus(control, "")
         monkeypatch.undo()
         assert process.wait(60) == -signal.SIGKILL
