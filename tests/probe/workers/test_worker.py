@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import importlib
 import io
+import itertools
 import json
 import os
 import secrets
@@ -119,6 +120,14 @@ def test_checksum(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         [(place - 32760) / 32768 for place in places]
         for places in ((0, 48271, 2 * 48271 - 65521), (0, 16807, 2 * 16807))
     ]
+    counts = itertools.count()
+
+    def unsteady(left: Any, right: Any) -> Any:
+        return multiply(left, right) + next(counts)
+
+    monkeypatch.setattr(torch, "mm", unsteady)
+    first = "matrix product of order 64 in torch.bfloat16: other bits when repeated"
+    assert worker.checksum(device, steps)[1] == first
     for kind in (torch.bfloat16, torch.float32):
 
         def flipping(left: Any, right: Any, kind: Any = kind) -> Any:
