@@ -226,20 +226,28 @@ async def test_hung_key_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         waits.append(seconds)
         return await happens(event, 0.1)
 
+    prepared, patience = service._prepared, [0.3]
+
+    async def hasty(read: Callable[[], Any], what: str, seconds: float) -> Any:
+        limits[what] = seconds
+        return await prepared(read, what, patience[-1])
+
     waits: list[float] = []
+    limits: dict[str, float] = {}
     try:
         monkeypatch.setattr(service, "Credentials", hung_credentials)
-        monkeypatch.setattr(service, "READ_DEADLINE", 0.3)
+        monkeypatch.setattr(service, "_prepared", hasty)
         monkeypatch.setattr(service, "happens", soon)
         async with agents(tmp_path, 1) as (one,):
             await eventually(lambda: one.service.status()["detail"])
             assert one.service.status()["detail"] == "peer credentials: no answer within 0.3 s"
             assert one.value("probe_up") == 0
-            monkeypatch.setattr(service, "READ_DEADLINE", PATIENT)
+            patience.append(PATIENT)
             answers.set()
             await eventually(lambda: one.value("probe_up") == 1)
             assert not one.service.status()["detail"]
         assert {*waits} == {5.0}
+        assert limits["peer credentials"] == 10.0
     finally:
         answers.set()
 
