@@ -175,7 +175,7 @@ def naming_tests(path: str, text: str, piece: str) -> list[str]:
     ]
 
 
-def nearest(mutation: Mutation) -> tuple[list[list[str]], list[str]]:
+def nearest(mutation: Mutation) -> tuple[list[list[str]], list[list[str]]]:
     """Return the files of tests of a module, those that import it, of those that import it, that
     import one of these, and of its folder: in this order, and those that name the piece first. The
     first takes at most twice the budget, unless it is the module's own; of those that take more
@@ -219,7 +219,8 @@ def nearest(mutation: Mutation) -> tuple[list[list[str]], list[str]]:
             longer.append(name)
     kept += larger[: max(left // UNRECORDED, not kept)]
     # The first alone: it notices most, and takes a fraction of the time to begin.
-    return [run for run in (kept[:1], *scenes(mutation), kept[1:]) if run], longer
+    runs = [run for run in (kept[:1], *scenes(mutation), kept[1:]) if run]
+    return runs, [longer] if longer else []
 
 
 def scenes(mutation: Mutation) -> list[list[str]]:
@@ -276,6 +277,16 @@ def noticing(
         broken |= {*one[:1]}
 
 
+def judged(copy: Path, mutation: Mutation, broken: set[str]) -> tuple[str, list[str]]:
+    """Return whether a mutation is noticed, and how the test is run that notices it."""
+    near, longer = nearest(mutation)
+    if one := noticing(copy, mutation, near, broken):
+        return "noticed", one
+    if one := noticing(copy, mutation, longer, broken):
+        return "noticed by a longer test", one
+    return "NOT NOTICED", []
+
+
 def main() -> None:
     """Print each mutation, and whether it is noticed."""
     parser = argparse.ArgumentParser(description="What the nearest tests notice.")
@@ -296,12 +307,7 @@ def main() -> None:
         copy, left_out = Path(folder) / "copy", shutil.ignore_patterns(".*", "build")
         shutil.copytree(ROOT, copy, symlinks=True, ignore=left_out)
         for mutation in drawn(every, given.count, given.seed):
-            near, longer = nearest(mutation)
-            runs = {"noticed": near, "noticed by a longer test": [longer] if longer else []}
-            one, verdict = [], "not run"
-            for verdict in () if given.list else (*runs, "NOT NOTICED"):
-                if one := noticing(copy, mutation, runs.get(verdict, []), broken):
-                    break
+            verdict, one = ("not run", []) if given.list else judged(copy, mutation, broken)
             where = f"{mutation.file}:{mutation.line} {mutation.scope}"
             was = (copy / mutation.file).read_bytes()[mutation.begin : mutation.end].decode()
             print(f"{verdict}: {where}: {was} → {mutation.text} ({' '.join(one)})", flush=True)
