@@ -6,6 +6,7 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from dshealthd.core.host import read_bytes
 from dshealthd.evidence import members
 from dshealthd.jobs import processes
 from dshealthd.jobs.environment import ALLOWED
+from dshealthd.linux.forked import Function, Pool
 from tests.jobs.machines import TORCH, Machine, environ
 
 MAX_VALUE = 4096
@@ -53,7 +55,16 @@ def test_long_variables_of_a_crowd(tmp_path: Path) -> None:
 def test_a_process_that_cannot_be_read_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whose environment is locked by a rank that waits in a driver is counted, and left out."""
+    """Whose environment is locked by a rank that waits in a driver is counted, and left out. Each
+    attempt has eight seconds.
+    """
+    limits, start = [], Pool.start
+
+    def limited(pool: Pool, name: str, function: Function, seconds: float, *more: Any) -> None:
+        limits.append(seconds)
+        start(pool, name, function, seconds, *more)
+
+    monkeypatch.setattr(Pool, "start", limited)
     machine = Machine(tmp_path / "proc")
     for pid in (100, 101, 102):
         machine.process(pid, {**TORCH, "SLURM_JOB_ID": "7", "RANK": str(pid)})
@@ -68,6 +79,7 @@ def test_a_process_that_cannot_be_read_hides_no_other(
     assert step.problem == ""
     assert [rank["pid"] for rank in step.value["ranks"]] == [101]
     assert step.value["unseen"] == {"blocked": 2}
+    assert {*limits} == {8.0}
 
 
 def test_a_node_where_nothing_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
