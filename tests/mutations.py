@@ -31,6 +31,8 @@ SLOW = {"alertmanager", "deploy", "faults", "hardware", "lab", "nccl", "neighbor
 """Folders of tests that take long."""
 BUDGET = 12
 """Seconds of tests for a mutation, as `durations.txt` counts them: half as many in truth."""
+LONGER = 128
+"""As many of those that are left out for their length, for what none of the others notices."""
 SCENES = "tests/findings/test_scenes.py"
 UNRECORDED = 1
 """Seconds of a file that is not there; most of these take less."""
@@ -94,7 +96,7 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
 def pieces(node: ast.AST, scope: str = "") -> Iterator[tuple[str, ast.AST]]:
     """Yield what decides, and the function or constant that it is in: not what is only read."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        scope = node.name
+        scope = scope if node.name == "__init__" else node.name
     elif isinstance(node, ast.Assign | ast.AnnAssign) and not node.col_offset:
         scope = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
     yield scope, node
@@ -173,12 +175,12 @@ def naming_tests(path: str, text: str, piece: str) -> list[str]:
     ]
 
 
-def nearest(mutation: Mutation) -> list[list[str]]:
+def nearest(mutation: Mutation) -> tuple[list[list[str]], list[list[str]]]:
     """Return the files of tests of a module, those that import it, of those that import it, that
     import one of these, and of its folder: in this order, and those that name the piece first. The
     first takes at most twice the budget, unless it is the module's own; of those that take more
     than what is left, tests that name the piece. With the first, the scenes of the findings that
-    the piece yields.
+    the piece yields. And the files that are left out for their length.
     """
     file, seconds = mutation.file, recorded(TABLE)
     found: list[tuple[list[bool], int, str, str]] = []
@@ -204,16 +206,21 @@ def nearest(mutation: Mutation) -> list[list[str]]:
             found.append((order, seconds.get(str(path), UNRECORDED), str(path), text))
     kept: list[str] = []
     larger: list[str] = []
-    left = BUDGET
+    longer: list[str] = []
+    left, more = BUDGET, LONGER
     for (is_other, *_), taken, name, text in sorted(found):
         if taken <= (left if kept else 2 * BUDGET) or not is_other:
+            left -= taken if kept else 0
             kept.append(name)
-            left -= taken
-        else:
-            larger += naming_tests(name, text, mutation.scope)
+            continue
+        larger += naming_tests(name, text, mutation.scope)
+        if taken <= more:
+            more -= taken
+            longer.append(name)
     kept += larger[: max(left // UNRECORDED, not kept)]
     # The first alone: it notices most, and takes a fraction of the time to begin.
-    return [run for run in (kept[:1], *scenes(mutation), kept[1:]) if run]
+    runs = [run for run in (kept[:1], *scenes(mutation), kept[1:]) if run]
+    return runs, [longer] if longer else []
 
 
 def scenes(mutation: Mutation) -> list[list[str]]:
@@ -253,6 +260,33 @@ def failed(copy: Path, runs: Sequence[Sequence[str]], broken: Collection[str] = 
     return []
 
 
+def noticing(
+    copy: Path, mutation: Mutation, runs: Sequence[Sequence[str]], broken: set[str]
+) -> list[str]:
+    """Return how the test is run that fails with a mutation and not without it, or nothing; add
+    those that fail without it to the `broken`.
+    """
+    place, text = copy / mutation.file, mutation.text.encode()
+    old = place.read_bytes()
+    while True:
+        place.write_bytes(old[: mutation.begin] + text + old[mutation.end :])
+        one = failed(copy, runs, broken)
+        place.write_bytes(old)
+        if not one or not failed(copy, [one]):
+            return one
+        broken |= {*one[:1]}
+
+
+def judged(copy: Path, mutation: Mutation, broken: set[str]) -> tuple[str, list[str]]:
+    """Return whether a mutation is noticed, and how the test is run that notices it."""
+    near, longer = nearest(mutation)
+    if one := noticing(copy, mutation, near, broken):
+        return "noticed", one
+    if one := noticing(copy, mutation, longer, broken):
+        return "noticed by a longer test", one
+    return "NOT NOTICED", []
+
+
 def main() -> None:
     """Print each mutation, and whether it is noticed."""
     parser = argparse.ArgumentParser(description="What the nearest tests notice.")
@@ -273,18 +307,9 @@ def main() -> None:
         copy, left_out = Path(folder) / "copy", shutil.ignore_patterns(".*", "build")
         shutil.copytree(ROOT, copy, symlinks=True, ignore=left_out)
         for mutation in drawn(every, given.count, given.seed):
-            place, tests = copy / mutation.file, nearest(mutation)
-            old, new, one = place.read_bytes(), mutation.text.encode(), [""]
-            while one:
-                place.write_bytes(old[: mutation.begin] + new + old[mutation.end :])
-                one = [] if given.list else failed(copy, tests, broken)
-                place.write_bytes(old)
-                if one and not failed(copy, [one]):
-                    break
-                broken |= {*one[:1]}
-            verdict = "noticed" if one else "NOT NOTICED"
+            verdict, one = ("not run", []) if given.list else judged(copy, mutation, broken)
             where = f"{mutation.file}:{mutation.line} {mutation.scope}"
-            was = old[mutation.begin : mutation.end].decode()
+            was = (copy / mutation.file).read_bytes()[mutation.begin : mutation.end].decode()
             print(f"{verdict}: {where}: {was} → {mutation.text} ({' '.join(one)})", flush=True)
 
 

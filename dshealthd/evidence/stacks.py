@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from dshealthd.linux.process_root import Root
 
 ATTEMPTS = 3
 """A running process may be read in the middle of a change, so several attempts are made."""
-PAUSE = 0.3
 MAX_OUTPUT = 8 << 20
 _MAPS = 16 << 20
 """Bytes of the list of mappings, which has one or two MiB in a training."""
@@ -56,9 +54,7 @@ def collect(emit: Emit, host: Host, pid: int, rank: int, program: str | None) ->
     descriptor = os.open(program, os.O_RDONLY | os.O_CLOEXEC)
     privileges.become(user, keep_ptrace=True)
     privileges.end_with_parent()
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            time.sleep(PAUSE)
+    for _ in range(ATTEMPTS):
         output, problem = _run(descriptor, pid)
         try:
             threads = parse(output) if not problem else []

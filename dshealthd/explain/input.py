@@ -147,7 +147,7 @@ def open_log(name: str, closing: contextlib.ExitStack) -> IO[bytes]:
         buffered = cast("io.BufferedReader", sys.stdin.buffer)
         if name != "-":
             buffered = cast("io.BufferedReader", closing.enter_context(open_file(name)))
-        magic = buffered.peek(6)[:6]
+        magic = buffered.peek()
     except OSError as error:
         raise InputError(f"{name}: {error.strerror or error}") from error
     if magic.startswith(b"\x1f\x8b"):

@@ -11,8 +11,6 @@ from dshealthd.explain import input as logs
 if TYPE_CHECKING:
     from dshealthd.explain.recognition import Recognizer
 
-MAX_TAKEN = 1 << 20
-"""Maximum bytes examined at a time."""
 MAX_REST = logs.MAX_LINE
 """Maximum bytes kept of a line that has no end yet."""
 
@@ -62,7 +60,7 @@ class Tail:
 
         `work` examines them.
         """
-        data = os.pread(descriptor, min(limit, MAX_TAKEN), self.offset)
+        data = os.pread(descriptor, limit, self.offset)
         self.offset += len(data)
         if self._cutting:
             end = data.find(b"\n") + 1

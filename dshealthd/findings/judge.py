@@ -84,8 +84,6 @@ MAX_EXPORTED = 100
 """Most findings exported; a node has as many only if something is wrong with the judge."""
 MAX_FILE = 8 << 20
 """Most bytes of the state file; it has some 100 KiB."""
-SAVE_DEADLINE = 2.0
-"""Seconds for the last write at shutdown."""
 VERSION = 1
 
 
@@ -283,7 +281,7 @@ class Judge:
         now, wall = self._monotonic(), self._wall()
         self._save(now, wall)
         self._record.save(now, wall, last=True)
-        await state_writer.wait_until_written(SAVE_DEADLINE)
+        await state_writer.wait_until_written(state_writer.DEADLINE)
 
     def _judge_within(self, seconds: float) -> None:
         """Judge within so many seconds, unless that is due sooner anyway."""

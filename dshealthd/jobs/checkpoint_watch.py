@@ -96,7 +96,7 @@ class CheckpointWatch:
 
     @property
     def _is_broken(self) -> bool:
-        return self.problems is not None and any(self.problems.values())
+        return any((self.problems or {}).values())
 
     def _has_made_room(self, newest: _Pointed, before: int | None) -> bool:
         """Return whether the job saved with less free space than a checkpoint needs."""

@@ -29,9 +29,9 @@ _HARMLESS = frozenset(
 PREFIX = "dshealthd: "
 """Prefix of every reason of ours; a reason without it is somebody else's and is left alone."""
 TIMEOUT = 2.0
-"""Seconds that one command may take."""
-_END = 0.5
-"""Seconds for a killed command to exit; only one in the middle of a disk access takes longer."""
+"""Seconds that one command may take, and that a killed one may take to exit: only one in the middle
+of a disk access takes any.
+"""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin"
 _FIELDS = ("NodeList", "StateComplete", "Timestamp", "Gres", "Reason", "Comment")
 _NONE = frozenset(("", "none", "(null)", "n/a"))
@@ -175,7 +175,7 @@ def _end(process: subprocess.Popen[str]) -> None:
         if pipe is not None:
             pipe.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_END)
+        process.wait(TIMEOUT)
 
 
 def parse_nodes(text: str, separator: str) -> dict[str, SlurmNode]:

@@ -582,3 +582,49 @@ async def test_eight_scouts_at_a_time(
     process: Any = Process()
     await supervisor._survey(process, ["paths"], "hung")
     assert len(scouts) == sent
+
+
+@pytest.mark.parametrize("is_started", [False, True])
+async def test_a_scout_that_does_not_reach_its_part(
+    monkeypatch: pytest.MonkeyPatch, *, is_started: bool
+) -> None:
+    """It does not start beside 24 that cannot be killed, or breaks at another part: then it is
+    killed. Nothing is known of its part, which is tried again later.
+    """
+    supervisor = Supervisor("test", {}, {"paths": UNHURRIED}, {}, lambda: 10.0)
+    supervisor._quarantine["part"] = _Quarantine(Fault("part", Reason.TIMEOUT, ""), 1, 0.0)
+    killed: list[str] = []
+
+    class Child:
+        """Of a process that ends."""
+
+        async def killed(self) -> bool:
+            """End it."""
+            killed.append("scout")
+            return True
+
+    class Process:
+        """A scout that gets no further than another part."""
+
+        child = Child()
+
+        def let_go(self) -> None:
+            """Close nothing."""
+
+        async def collect(self, *_: object, **__: object) -> None:
+            """Break there."""
+            process: Any = self
+            raise Broken(Reason.TIMEOUT, "", process, "paths", "other")
+
+    async def opened() -> Process:
+        return Process()
+
+    if is_started:
+        monkeypatch.setattr(supervisor, "_opened", opened)
+    else:
+        stuck: list[Any] = [Process()] * 24
+        supervisor._stuck = stuck
+    _, aside = supervisor._send_scout("part", "paths")
+    await aside
+    assert killed == ["scout"] * is_started
+    assert supervisor._quarantine["part"].until > 10.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,9 @@ from dshealthd.collectors.job_activity import (
     script,
 )
 from dshealthd.core.collector import Reason
+from dshealthd.jobs import shares
 from dshealthd.jobs.rank_processes import RankProcesses, RankTrouble
+from dshealthd.jobs.shares import share_places
 from dshealthd.linux import sock_diag, socket_waits
 from tests.collectors.bench import Bench, Values, reasons, values
 from tests.jobs.machines import TORCH, Machine, stat_line
@@ -347,9 +350,14 @@ def test_threads_for_which_there_is_no_time(scene: Scene, monkeypatch: pytest.Mo
     for ticks in (0, 20):
         scene.ran(10, ticks)
         scene.collect(10.0)
-    assert len(values(scene.collect(10.0), CPU)) == 2
-    monkeypatch.setattr(job_activity, "LOOKING", 0.0)
-    assert values(scene.collect(10.0), CPU) == {}
+    for seconds, told in ((0.24, 2), (0.25, 0)):
+
+        def share(*given: Any, seconds: float = seconds) -> Any:
+            scene.now += seconds
+            return share_places(*given)
+
+        monkeypatch.setattr(shares, "share_places", share)
+        assert len(values(scene.collect(10.0), CPU)) == told
 
 
 @pytest.mark.parametrize("busier", [10, 11])

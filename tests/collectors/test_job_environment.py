@@ -155,8 +155,8 @@ def test_orphans_unknown(node: Node) -> None:
 
 @pytest.mark.parametrize(("changed", "problem"), [
     ({"RANK": "4"}, ("4", "RANK", "beyond")),
-    ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, ("0", "LOCAL_RANK", "beyond")),
-    ({"LOCAL_RANK": "2"}, ("0", "LOCAL_RANK", "beyond")),
+    ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1"}, ("0", "LOCAL_RANK", "beyond")),
+    ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"}, ("0", "LOCAL_RANK", "beyond")),
     ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "1", "TORCHELASTIC_RUN_ID": "x"},
      ("0", "LOCAL_RANK", "beyond")),
     ({"CUDA_VISIBLE_DEVICES": "0,2"}, ("0", "CUDA_VISIBLE_DEVICES", "absent")),

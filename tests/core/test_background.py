@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import functools
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -173,30 +176,40 @@ def test_a_web_config_file_without_a_thread_stays_in_force(
     assert asyncio.run(look()) == {"X-Frame-Options": "deny"}
 
 
-async def test_senders_wait_for_threads(
-    short: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a sender needs is done as soon as threads can be started again."""
-    monkeypatch.setattr(blocking_tasks, "RETRY", 0.01)
+def hasty(waits: list[float]) -> Any:
+    """Return the running loop, but what is called after some seconds comes soon; note these."""
+    loop = asyncio.get_running_loop()
+
+    def call_later(seconds: float, call: Callable[[], object]) -> asyncio.TimerHandle:
+        waits.append(seconds)
+        return loop.call_later(0.01, call)
+
+    return SimpleNamespace(
+        call_later=call_later,
+        call_soon_threadsafe=loop.call_soon_threadsafe,
+        is_closed=loop.is_closed,
+    )
+
+
+async def test_senders_wait_for_threads(short: pytest.MonkeyPatch) -> None:
+    """What a sender needs is done within a second once threads can be started again."""
     done: list[int] = []
-    tasks = blocking_tasks.BlockingTasks(asyncio.get_running_loop())
+    waits: list[float] = []
+    tasks = blocking_tasks.BlockingTasks(hasty(waits))
     for number in range(20):
         tasks.run(number, 1, functools.partial(int, number), done.append)
-    await asyncio.sleep(0.05)
+    await eventually(lambda: len(waits) == 3)
     assert done == []
     short.undo()
-    monkeypatch.setattr(blocking_tasks, "RETRY", 0.01)
     await eventually(lambda: len(done) == 20)
     assert sorted(done) == list(range(20))
+    assert {*waits} == {1.0}
 
 
-async def test_senders_that_are_let_go_without_a_thread(
-    short: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_senders_that_are_let_go_without_a_thread(short: pytest.MonkeyPatch) -> None:
     """What waits when the reader is closed is not done any more."""
-    monkeypatch.setattr(blocking_tasks, "RETRY", 0.01)
     done: list[str] = []
-    tasks = blocking_tasks.BlockingTasks(asyncio.get_running_loop())
+    tasks = blocking_tasks.BlockingTasks(hasty([]))
     tasks.run(1, 1, lambda: "before", done.append)
     tasks.close()
     short.undo()

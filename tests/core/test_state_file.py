@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -32,6 +33,15 @@ def test_no_child_is_not_a_missing_file(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(StartError, match=f"the process for {tmp_path} cannot be started"):
             state_file.names_in_child(str(tmp_path))
     assert state_file.read_in_child(str(place), 10) == b"{}"
+
+
+@pytest.mark.parametrize(("mebibytes", "is_read"), [(200, True), (300, False)])
+def test_the_memory_of_a_child(tmp_path: Path, mebibytes: int, *, is_read: bool) -> None:
+    """A quarter of a GiB: the file may have any size."""
+    place = tmp_path / "x.json"
+    place.write_bytes(b"{}")
+    with contextlib.nullcontext() if is_read else pytest.raises(OSError):  # noqa: PT011
+        assert state_file.read_in_child(str(place), mebibytes << 20) == b"{}"
 
 
 async def test_without_a_directory_nothing_is_kept() -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from dshealthd.core import background, child
 from dshealthd.core.timing import Backoff, happens, holds, next_due, time_limit
+from tests.probe.peering import at_once
 
 T = TypeVar("T")
 SECONDS = 0.05
@@ -121,6 +122,17 @@ def test_a_call_that_returned_while_the_agent_was_stopped_has_returned() -> None
         never.set()
 
     asyncio.run(scene())
+
+
+def test_what_arrives_a_moment_after_the_deadline_is_read() -> None:
+    """Nothing is cut off before 20 ms have passed."""
+
+    async def scene() -> None:
+        with pytest.raises(TimeoutError):
+            async with time_limit(1.0):
+                await asyncio.sleep(60.0)
+
+    assert at_once(scene())[1] == pytest.approx(1.02)
 
 
 def test_what_had_arrived_is_read_after_the_deadline() -> None:

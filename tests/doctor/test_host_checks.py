@@ -155,12 +155,10 @@ def judged_log(
 def test_kernel_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an agent would have found in the last hour is found, in its words and by its limits."""
     monkeypatch.setattr(kernel_log, "kernel_clock", lambda: NOW)
-    monkeypatch.setattr(kernel_log, "HOUR", 20.0)
-    monkeypatch.setattr(kernel_log, "STEP", 5.0)
     slow = "INFO: task python3:4711 blocked for more than 120 seconds."
     lines = (
-        (4, 60.0, "nvme nvme1: I/O 1 QID 2 timeout, aborting"),
-        (4, 15.0, "nvme nvme0: I/O 1 QID 2 timeout, aborting"),
+        (4, 3601.0, "nvme nvme1: I/O 1 QID 2 timeout, aborting"),
+        (4, 3599.0, "nvme nvme0: I/O 1 QID 2 timeout, aborting"),
         (12, 1.0, "nvme nvme2: I/O 1 QID 2 timeout, aborting"),
         (3, 2.0, slow),
         (3, 1.0, slow),

@@ -44,14 +44,20 @@ def test_the_lines_of_a_quarter_of_an_hour(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_so_many_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last two thousand."""
-    now = kernel_clock()
+    """The last two thousand, of as many as the log has, for 20 s at most."""
+    now, asked = kernel_clock(), []
     lines = [
         KernelLogRecord(0, number, now, whole=True, message=f"{number}") for number in range(2001)
     ]
-    reader = SimpleNamespace(read=lambda *_: lines, drained=True, close=lambda: None)
+
+    def read(*bounds: float) -> list[KernelLogRecord]:
+        asked.append(bounds)
+        return lines
+
+    reader = SimpleNamespace(read=read, drained=True, close=lambda: None)
     monkeypatch.setattr(kernel_log, "kernel_log_reader", lambda *_, **__: reader)
     assert kept(Host()) == [f"{number}\n" for number in range(1, 2001)]
+    assert asked == [(200_000, 20.0)]
 
 
 @pytest.mark.skipif(bool(reason_against()), reason=reason_against())

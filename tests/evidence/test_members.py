@@ -7,6 +7,7 @@ import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from dshealthd.core.host import read_bytes
 from dshealthd.evidence import members
 from dshealthd.jobs import processes
 from dshealthd.jobs.environment import ALLOWED
+from dshealthd.linux.forked import Function, Pool
 from tests.jobs.machines import TORCH, Machine, environ
 
 MAX_VALUE = 4096
@@ -55,8 +57,15 @@ def test_a_process_that_cannot_be_read_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose environment is locked by a rank that waits in a driver is counted, and left out; not
-    one at which the search has no CPU for as long.
+    one at which the search has no CPU for as long. Each attempt has eight seconds.
     """
+    limits, start = [], Pool.start
+
+    def limited(pool: Pool, name: str, function: Function, seconds: float, *more: Any) -> None:
+        limits.append(seconds)
+        start(pool, name, function, 60.0, *more)
+
+    monkeypatch.setattr(Pool, "start", limited)
     machine = Machine(tmp_path / "proc")
     for pid in (100, 101, 102):
         machine.process(pid, {**TORCH, "SLURM_JOB_ID": "7", "RANK": str(pid)})
@@ -70,11 +79,11 @@ def test_a_process_that_cannot_be_read_hides_no_other(
         return read_bytes(path, *limit)
 
     monkeypatch.setattr(processes, "read_bytes", locked)
-    monkeypatch.setattr(members, "DEADLINE", 60.0)
     step = members.search(machine.context().host, "slurm-7")
     assert step.problem == ""
     assert [rank["pid"] for rank in step.value["ranks"]] == [101]
     assert step.value["unseen"] == {"blocked": 2}
+    assert {*limits} == {8.0}
 
 
 def test_a_node_where_nothing_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

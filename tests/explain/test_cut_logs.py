@@ -206,6 +206,24 @@ def test_an_unclear_answer_says_whose_log_is_missing(kept: str | None, reason: s
     assert any(reason in missing for missing in finding.missing)
 
 
+@pytest.mark.parametrize(
+    ("is_ended", "others", "is_missing"),
+    [(False, 0, True), (True, 0, False), (True, 1, True)],
+)
+def test_the_only_log_with_its_launcher_s_summary_is_that_of_the_whole_job(
+    *, is_ended: bool, others: int, is_missing: bool
+) -> None:
+    """Where only one rank has reported, nothing else tells its own log from that."""
+    report = f"{CAUGHT.format(0)}\n"
+    text = f"[rank0]: WORLD_SIZE=2\n[rank0]: step 9 | loss 2\n{report}"
+    text += report.replace("Watch", "what(): Watch")
+    if is_ended:
+        text += "Failures:\nRoot Cause (first observed failure):\n  rank : 0 (local_rank: 0)\n"
+        text += "  exitcode : -6 (pid: 7)\n====="
+    finding = explained({"job.out": text, **dict.fromkeys(["other.out"] * others, "hello\n")})
+    assert ("rank 1 has no log here" in finding.statement) is is_missing
+
+
 def test_a_rank_that_was_aborted_first_is_not_at_fault_for_that() -> None:
     """Of the launcher's summary alone: watchdogs end the ranks that wait in the same way."""
     text = RUNS["torchrun absent"][CONSOLE]

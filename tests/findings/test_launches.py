@@ -89,6 +89,11 @@ def test_a_job_that_rests() -> None:
     assert rested(Idleness(), *RESTS, *counted(1.0, 0, 0, 0)) == []
 
 
+def test_a_rank_alone_is_compared_with_none() -> None:
+    """Nor is a host, where it is not known that there are more ranks."""
+    assert late_host(Series([LATE(0.0, JOB, "0")]), JOB, STEP) == ""
+
+
 STEP = 0.5
 LITTLE, MUCH = LOSS * STEP * 0.99, LOSS * STEP
 
@@ -98,6 +103,7 @@ LITTLE, MUCH = LOSS * STEP * 0.99, LOSS * STEP
     ((0.0, 0.0), ""),  # of a third one nothing is known
     ((0.0, 0.001, 0.002), "; no host here is late: GPU or network"),
     ((0.0, 0.001, LITTLE), "; no host here is late: GPU or network"),
+    ((0.0, 0.001, MUCH), ""),  # it may be the host, and may not
     ((0.0, 0.0, MUCH), "; rank 2 launches 20 ms after the others (host side)"),
     ((0.032, 0.0, 0.0), "; rank 0 launches 32 ms after the others (host side)"),
     ((0.0, 0.03, 0.032), ""),  # two are late

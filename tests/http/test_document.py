@@ -188,9 +188,11 @@ def test_60_what_is_no_document_is_refused(body: bytes) -> None:
 
 def test_60_a_large_document_is_refused_before_it_is_parsed() -> None:
     """Size and number of containers are bounded, as those of empty lists take 30 times theirs."""
-    for body in (b"x" * (MAX_DOCUMENT + 1), b"[" * (MAX_DOCUMENT // 20)):
+    for body in (b"x" * (MAX_DOCUMENT + 1), b"[" * 349_526, b"[" * 349_525 + b"{"):
         with pytest.raises(DocumentError, match="too large"):
             parse(body)
+    with pytest.raises(DocumentError, match="invalid JSON"):
+        parse(b"[" * 349_525)
 
 
 def test_a_name_in_the_answer_is_safe_in_the_error() -> None:

@@ -65,13 +65,18 @@ def checked(
     return {problem: count for problem, count in (watch.problems or {}).items() if count}
 
 
-def test_when_a_broken_checkpoint_is_checked_again() -> None:
-    """After five minutes: a network file system may show files late."""
+def test_when_a_broken_checkpoint_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After five minutes: a network file system may show files late. A sound one is not."""
+    monkeypatch.setattr(checkpoint_files, "is_truncated", lambda *_: False)
     watch, disk = CheckpointWatch(), Disk(3, 0)
     assert checked(watch, disk, 1000.0) == {"empty": 3}
     disk.files = 2
     assert checked(watch, disk, 1299.9) == {"empty": 3}
     assert checked(watch, disk, 1300.0) == {"empty": 2}
+    disk.size = 100
+    assert checked(watch, disk, 1600.0) == {}
+    disk.size = 0
+    assert checked(watch, disk, 1900.0) == {}
 
 
 @pytest.mark.parametrize(("files", "looks"), [(512, 1), (513, 2)])

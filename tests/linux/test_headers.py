@@ -17,6 +17,7 @@ from dshealthd.linux import (
     regular_files,
     socket_waits,
 )
+from dshealthd.probe.workers import launch, worker
 
 INCLUDE = Path("/usr/include")
 pytestmark = pytest.mark.skipif(not (INCLUDE / "linux").exists(), reason="no kernel headers")
@@ -38,6 +39,13 @@ def defined(header: str) -> dict[str, int]:
         "PR_CAP_AMBIENT": privileges.PR_CAP_AMBIENT,
         "PR_CAP_AMBIENT_RAISE": privileges.PR_CAP_AMBIENT_RAISE,
     }),
+    ("linux/prctl.h", {
+        "PR_SET_PDEATHSIG": launch.PR_SET_PDEATHSIG,
+        "PR_SET_NO_NEW_PRIVS": launch.PR_SET_NO_NEW_PRIVS,
+        "PR_CAP_AMBIENT": launch.PR_CAP_AMBIENT,
+        "PR_CAP_AMBIENT_CLEAR_ALL": launch.PR_CAP_AMBIENT_CLEAR_ALL,
+    }),
+    ("linux/prctl.h", {"PR_SET_PDEATHSIG": worker.PR_SET_PDEATHSIG}),
     ("linux/capability.h", {
         "_LINUX_CAPABILITY_VERSION_3": credentials._VERSION,
         "CAP_SYS_PTRACE": privileges.CAP_SYS_PTRACE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.linux.process import daemon, read_memory
+from dshealthd.linux.process import daemon, exit_status, read_memory
 
 
 @pytest.fixture
@@ -61,6 +62,21 @@ def test_mappings_that_are_looked_at(tmp_path: Path, others: int, content: bytes
     (tmp_path / "maps").write_text("0-1 r--p 0 08:01 5\n" * others + "1-2 rw-p 0 00:00 0\n")
     (tmp_path / "mem").write_bytes(b"-x")
     assert read_memory(str(tmp_path), 1, 1) == content
+
+
+@pytest.mark.parametrize(("known", "found"), [(0x3F, -9), (0x37, None)])
+def test_the_status_of_a_process_that_was_reaped(
+    monkeypatch: pytest.MonkeyPatch, known: int, found: int | None
+) -> None:
+    """As Linux tells it since 6.15: in the last of 64 bytes, if the fourth bit says so."""
+
+    def ioctl(_descriptor: int, request: int, info: bytearray) -> None:
+        assert (request, len(info), info[0]) == (0xC040FF0B, 64, 0x08)
+        info[0] = known
+        info[60:] = (-9).to_bytes(4, "little", signed=True)
+
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
+    assert exit_status(7) == found
 
 
 def test_memory(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from dshealthd.config.config import Config
 from dshealthd.core.exposition import render
 from dshealthd.core.host import Signature, signatures
 from dshealthd.core.options import Duration
+from dshealthd.core.timing import happens
 from dshealthd.probe import service
 from dshealthd.probe.members import local_membership
 from dshealthd.probe.options import MembershipOptions, PeerOptions, ProbeOptions
@@ -221,20 +222,47 @@ async def test_hung_key_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         answers.wait(10 * PATIENT)
         return Credentials(options)
 
+    async def soon(event: asyncio.Event, seconds: float) -> bool:
+        waits.append(seconds)
+        return await happens(event, 0.1)
+
+    prepared, patience = service._prepared, [0.3]
+
+    async def hasty(read: Callable[[], Any], what: str, seconds: float) -> Any:
+        limits[what] = seconds
+        return await prepared(read, what, patience[-1])
+
+    waits: list[float] = []
+    limits: dict[str, float] = {}
     try:
         monkeypatch.setattr(service, "Credentials", hung_credentials)
-        monkeypatch.setattr(service, "READ_DEADLINE", 0.3)
-        monkeypatch.setattr(service, "RETRY", 0.1)
+        monkeypatch.setattr(service, "_prepared", hasty)
+        monkeypatch.setattr(service, "happens", soon)
         async with agents(tmp_path, 1) as (one,):
             await eventually(lambda: one.service.status()["detail"])
             assert one.service.status()["detail"] == "peer credentials: no answer within 0.3 s"
             assert one.value("probe_up") == 0
-            monkeypatch.setattr(service, "READ_DEADLINE", PATIENT)
+            patience.append(PATIENT)
             answers.set()
             await eventually(lambda: one.value("probe_up") == 1)
             assert not one.service.status()["detail"]
+        assert {*waits} == {5.0}
+        assert limits["peer credentials"] == 10.0
     finally:
         answers.set()
+
+
+async def test_so_many_members_are_listed(tmp_path: Path) -> None:
+    """Sixty-four of any number."""
+
+    def of_many(options: ProbeOptions) -> ProbeOptions:
+        names = tuple(f"127.0.0.{number}" for number in range(21, 86))
+        return replace(options, members=replace(options.members, nodes=names))
+
+    async with agents(tmp_path, 1, change=of_many) as (one,):
+        await eventually(lambda: one.value("members") == 65)
+        listed = [each["name"] for each in one.service.status()["peers"]]
+    assert (len(listed), listed[0]) == (64, one.name)
 
 
 async def test_baselines_outlive_the_agent(

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent import futures
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -217,8 +218,13 @@ def test_what_is_waited_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
     monkeypatch.setattr(shown, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.setattr(query, "PATIENCE", 0.01)
-    asked = threading.Event()
+    asked, patience = threading.Event(), []
+
+    def wait(waiting: Any, seconds: float, until: str) -> Any:
+        patience.append(seconds)
+        return futures.wait(waiting, 0.01, until)
+
+    monkeypatch.setattr(query, "wait", wait)
 
     def get(client: Any) -> dict[str, Any]:
         if client.slow:
@@ -230,6 +236,7 @@ def test_what_is_waited_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     threading.Timer(0.5, asked.set).start()
     assert [answer.name for answer in query.query_agents(clients, get)] == names
     assert "2/3 nodes, waiting for slow\\u001b[2J" in shown.getvalue()
+    assert {*patience} == {1.0}
     assert shown.getvalue().endswith("\r\x1b[K")
 
 

@@ -305,8 +305,7 @@ class LogWatch:
             if status.st_size - tail.offset > MAX_BACKLOG:
                 self.skipped += tail.skip_to(status.st_size - NEWEST)
             while self._spent() < until:
-                left = min(PIECE, status.st_size - tail.offset)
-                if not (tail.is_busy or tail.read(descriptor, left)):
+                if not (tail.is_busy or tail.read(descriptor, PIECE)):
                     break
                 tail.work(lambda: self._spent() >= until)
                 worked = True

@@ -145,6 +145,13 @@ def check(python: str) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(objections)), roots
 
 
+def refusal(python: str, objections: list[str]) -> str:
+    """Return what the agent is told of an environment that others can change."""
+    rest = len(objections) - MAX_NAMED
+    detail = "; ".join(objections[:MAX_NAMED]) + (f"; and {rest} more" if rest > 0 else "")
+    return f"others can change {python}: {detail}"
+
+
 def main(agent: int, control: int, python: str, program: str) -> None:
     """Check the Python environment and become the interpreter of the fork server."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -160,9 +167,7 @@ def main(agent: int, control: int, python: str, program: str) -> None:
             os.execv(  # noqa: S606 - no shell is meant
                 python, [python, *FLAGS, program, "parent", os.pathsep.join(roots), str(control)]
             )
-        rest = len(objections) - MAX_NAMED
-        detail = "; ".join(objections[:MAX_NAMED]) + (f"; and {rest} more" if rest > 0 else "")
-        answer = {"failed": "writable", "detail": f"others can change {python}: {detail}"}
+        answer = {"failed": "writable", "detail": refusal(python, objections)}
     except OSError as error:
         answer = {"failed": "no_python", "detail": f"{python}: {error}"}
     with socket.socket(fileno=control) as channel:

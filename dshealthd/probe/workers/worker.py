@@ -397,7 +397,6 @@ def device_steps(
     import torch
 
     repetitions, order = int(steps["repetitions"]), int(steps["order"])
-    count = max(1, int(steps["bytes"]) // 4)
     kind = torch.float16 if device.type == "cuda" else torch.float32
     source = torch.Generator().manual_seed(1)
     left, right = (
@@ -411,7 +410,7 @@ def device_steps(
     found, expected = product.double() @ vector, left.double() @ (right.double() @ vector)
     wrong = difference(f"matrix_product of order {order}, times a vector,", found, expected)
     yield "matrix_product", left.numel() * left.element_size(), seconds, wrong
-    host = pattern(0, 1, 1, count * 4)
+    host = pattern(0, 1, 1, int(steps["bytes"]))
     if device.type == "cuda":
         host = host.pin_memory()
     there = host.to(device)
@@ -420,7 +419,7 @@ def device_steps(
         target.copy_(origin)
         copy = functools.partial(target.copy_, origin, non_blocking=True)
         seconds = timed(device, [copy] * repetitions)
-        yield op, count * 4, seconds, difference(op, target.cpu(), host)
+        yield op, host.numel() * host.element_size(), seconds, difference(op, target.cpu(), host)
 
 
 def reproducible(device: torch.device) -> str:

@@ -1001,7 +1001,7 @@ def test_ranks_and_gpus(
         ("torchrun --nproc-per-node=3 x.py &\ntorchrun --nproc-per-node=3 y.py & wait", 6),
         ("torchrun --nproc-per-node=4 x.py &\nwait\ntorchrun --nproc-per-node=4 y.py", 4),
         ("torchrun --nproc-per-node=4 x.py\ntorchrun --nproc-per-node=4 y.py", 4),
-        ("torchrun --nproc-per-node=4 x.py &\ntorchrun --nproc-per-node=2 y.py & wait", None),
+        ("torchrun --nproc-per-node=3 x.py &\ntorchrun --nproc-per-node=2 y.py & wait", None),
         ("for i in 0 1; do torchrun --nproc-per-node=4 x.py & done; wait", None),
         ("run() {\n torchrun --nproc-per-node=4 x.py\n}\nrun 1 & run 2 & wait", 8),
         ("function run() {\n torchrun --nproc-per-node=4 x.py\n}\nrun 1 & run 2 & wait", 8),

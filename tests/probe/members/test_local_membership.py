@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dshealthd.core import background
 from dshealthd.probe.members import local_membership
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.local_membership import (
@@ -117,6 +118,21 @@ async def test_a_dns_name_is_looked_up_every_minute(monkeypatch: pytest.MonkeyPa
         clock.now = begun + seconds
         await known.refresh()
     assert [at - begun for at in reads] == [0.0, 60.0, 120.5]
+
+
+async def test_a_source_that_hangs_is_waited_for_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then the members are those that were known."""
+
+    async def call(*given: object) -> None:
+        assert given[1:3] == ("members", 10.0)
+        raise TimeoutError
+
+    monkeypatch.setattr(background, "call", call)
+    known = LocalMembership(MembershipOptions(dns="all.gpu"), lambda: "a", Time())
+    assert not await known.refresh()
+    assert known.errors == ("all.gpu could not be read within 10 s",)
 
 
 def among(addresses: Iterable[str]) -> Callable[[str], bool]:

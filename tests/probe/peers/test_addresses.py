@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers import client, guard
@@ -90,17 +91,24 @@ def test_a_name_without_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(("seconds", "result"), [(0.3, "ok"), (4.0, "wrong_address")])
 def test_a_slow_name_server_does_not_make_an_agent_hang(
-    tmp_path: Path, seconds: float, result: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, result: str
 ) -> None:
     """A caller waits two seconds for an answer. If its name takes longer to look up, it is told so
     before that: an agent that did not answer would be named as hung by all that call it.
     """
+    limits = []
+
+    def limit(most: float) -> Any:
+        limits.append(most)
+        return time_limit(most)
 
     def slow(*given: Any, **more: Any) -> list[Any]:
         time.sleep(seconds)
         return look_up(*given, **more)
 
+    monkeypatch.setattr(guard, "time_limit", limit)
     assert call(tmp_path, "a", "127.0.0.21", slow) == result
+    assert limits == [1.0]
 
 
 def test_addresses_that_are_translated(tmp_path: Path) -> None:

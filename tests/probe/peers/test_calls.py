@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from dshealthd.core.schema import SchemaError, dumps
+from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers import client as module
 from dshealthd.probe.peers import server
-from dshealthd.probe.peers.guard import PeerLimits
 from dshealthd.probe.peers.messages import METHODS, VERSIONS
 from dshealthd.probe.peers.protocol import Refusal, to_frame
 from tests.probe.peering import (
@@ -121,10 +121,17 @@ async def test_handler_that_takes_too_long(key: Path, monkeypatch: pytest.Monkey
         await asyncio.sleep(PATIENT)
         return body
 
-    monkeypatch.setattr(server, "HANDLER_TIMEOUT", 0.01)
+    limits = []
+
+    def soon(seconds: float) -> Any:
+        limits.append(seconds)
+        return time_limit(0.01)
+
+    monkeypatch.setattr(server, "time_limit", soon)
     async with talking(keyed(key), handlers={"echo": slow}) as (node, client):
         await fails(ping(client), Outcome.HUNG, "timed_out")
         assert node.metric("requests_total", "echo", "timed_out") == 1
+    assert limits == [25.0]
 
 
 async def test_wrong_key(key: Path, tmp_path: Path) -> None:
@@ -313,12 +320,12 @@ async def test_no_credentials(key: Path, claim: bytes) -> None:
 async def test_rate_limit(key: Path) -> None:
     """A sender beyond its rate is declined with the reason for a while; others are not."""
     clock = Time()
-    limits = PeerLimits(calls=3)
     async with (
-        listening(keyed(key), monotonic=clock, limits=limits) as node,
+        listening(keyed(key), monotonic=clock) as node,
         calling(keyed(key), node.port) as client,
         calling(keyed(key), node.port, me="c") as other,
     ):
+        node.server._guard._calls["a"] = 997
         for _ in range(3):
             await ping(client)
         await fails(ping(client), Outcome.DECLINED, "rate_limited")

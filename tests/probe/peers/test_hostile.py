@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from dshealthd.http.connection import Connection
+from dshealthd.http.connection_limiter import CloseReason
 from dshealthd.probe.peers import connection
 from dshealthd.probe.peers.guard import PeerLimits
 from dshealthd.probe.peers.protocol import Hello, PeerError, to_frame
@@ -125,12 +127,12 @@ async def test_strangers_who_come_at_once_make_room_themselves(key: Path) -> Non
     """Of strangers who come in one turn of the loop each takes the place of the one before, not of
     a node that has connected and not asked yet.
     """
-    async with talking(keyed(key), limits=PeerLimits(connections=3)) as (node, client):
+    async with talking(keyed(key)) as (node, client):
         await ping(client)
         async with connected(node) as early:
             await eventually(lambda: node.metric("connections") == 2)
             with contextlib.ExitStack() as strangers:
-                for number in range(1, 9):
+                for number in range(1, 1 + 48 - 2 + 7):
                     source = (f"127.0.1.{number}", 0)
                     strangers.enter_context(
                         socket.create_connection(("127.0.0.1", node.port), PATIENT, source)
@@ -141,13 +143,9 @@ async def test_strangers_who_come_at_once_make_room_themselves(key: Path) -> Non
 
 async def test_stranger_makes_room_for_its_own_address(key: Path) -> None:
     """A program on a node that fills its address's share does not keep the node's own agent out."""
-    async with (
-        listening(keyed(key), limits=PeerLimits(connections_per_address=2)) as node,
-        connected(node) as first,
-        connected(node) as second,
-    ):
-        await first.begin()
-        await second.begin()
+    async with listening(keyed(key)) as node, contextlib.AsyncExitStack() as strangers:
+        for _ in range(8):
+            await (await strangers.enter_async_context(connected(node))).begin()
         async with calling(keyed(key), node.port) as client:
             await ping(client)
         assert node.metric("connections_refused_total", "replaced") == 1
@@ -211,6 +209,21 @@ async def test_idle_node(key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         await raw.call(await raw.begin(), REQUEST)
         assert await raw.closed()
         assert node.metric("connections_refused_total", "header_timeout") == 0
+
+
+async def test_how_long_a_stranger_may_take(key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five seconds for each of its frames."""
+    allowed: list[tuple[float, CloseReason]] = []
+
+    def allow(_connection: Connection, *given: Any) -> None:
+        allowed.append(given)
+
+    monkeypatch.setattr(Connection, "_allow", allow)
+    async with listening(keyed(key)) as node, connected(node) as raw:
+        await raw.begin()
+        await eventually(lambda: len(allowed) == 3)
+    seconds = [most for most, reason in allowed if reason is CloseReason.HEADERS]
+    assert seconds == [5.0, 5.0]
 
 
 async def test_stranger_is_not_kept_idle(key: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -73,3 +74,19 @@ def test_how_long_a_stage_lasts(
 
     is_own, seconds = at_once(scene())
     assert (is_own, seconds) == (own, ends)
+
+
+async def test_a_worker_that_closes_its_channel_has_two_seconds_to_end() -> None:
+    """How it ends is told then."""
+    asked: list[float] = []
+
+    async def gone(seconds: float) -> None:
+        asked.append(seconds)
+
+    process: Any = SimpleNamespace(gone=gone)
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    round_ = session.NodeWorkers(job(""), LocalStore(), ignore)
+    one = session.WorkerSession(RankSpec(rank=0), process, round_)
+    await one.follow(ours)
+    assert (one.result(0, 0).reason, asked) == ("exited", [2.0])

@@ -9,13 +9,19 @@ import contextlib
 import ctypes
 import importlib
 import io
+import itertools
 import json
 import os
+import secrets
+import select
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,10 +73,20 @@ def test_pattern_differs(torch: Any) -> None:
     mine = worker.pattern(0, 1, 0, 1 << 16)
     assert not torch.any(mine == worker.pattern(1, 1, 0, 1 << 16))
     assert not torch.any(mine == worker.pattern(0, 1, 1, 1 << 16))
+    assert int((mine[1:] == mine[0]).nonzero()[0]) + 1 == 4093
     total = worker.pattern(0, 4, 3, 1 << 16)
     for distance in [1 << power for power in range(14)]:
         assert not torch.any(total[distance:] == total[:-distance])
     assert not torch.equal(total, worker.pattern(0, 4, 4, 1 << 16))
+
+
+@pytest.mark.parametrize(
+    ("rank", "salt", "first"), [(0, 0, [0.0, 31.0]), (0, 1, [89.0, 120.0]), (1, 0, [977.0, 1008.0])]
+)
+@pytest.mark.usefixtures("torch")
+def test_pattern_of_all_releases(rank: int, salt: int, first: list[float]) -> None:
+    """Each node adds up what the others must have given, which may have another release."""
+    assert worker.pattern(rank, 1, salt, 8).tolist() == first
 
 
 def test_difference(torch: Any) -> None:
@@ -92,6 +108,26 @@ def test_checksum(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     number, wrong = worker.checksum(device, steps)
     assert (number, wrong) == (*worker.checksum(device, steps)[:1], "")
     multiply = torch.mm
+    operands: list[list[float]] = []
+
+    def noting(left: Any, right: Any) -> Any:
+        operands[:] = [one.flatten()[:3].tolist() for one in (left, right)]
+        return multiply(left, right)
+
+    monkeypatch.setattr(torch, "mm", noting)
+    assert worker.checksum(device, steps)[0] == number
+    assert operands == [
+        [(place - 32760) / 32768 for place in places]
+        for places in ((0, 48271, 2 * 48271 - 65521), (0, 16807, 2 * 16807))
+    ]
+    counts = itertools.count()
+
+    def unsteady(left: Any, right: Any) -> Any:
+        return multiply(left, right) + next(counts)
+
+    monkeypatch.setattr(torch, "mm", unsteady)
+    first = "matrix product of order 64 in torch.bfloat16: other bits when repeated"
+    assert worker.checksum(device, steps)[1] == first
     for kind in (torch.bfloat16, torch.float32):
 
         def flipping(left: Any, right: Any, kind: Any = kind) -> Any:
@@ -103,6 +139,189 @@ def test_checksum(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, "mm", flipping)
         other, wrong = worker.checksum(device, steps)
         assert (other != number, wrong) == (True, "")
+
+
+def test_what_a_device_does_alone(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product and two copies, each as often as asked; a wrong element of the product shows."""
+    device, steps = torch.device("cpu"), {"repetitions": 3, "order": 8, "bytes": 64}
+    found = [*worker.device_steps(device, steps)]
+    assert [(op, size, len(seconds), wrong) for op, size, seconds, wrong in found] == [
+        ("matrix_product", 8 * 8 * 4, 3, ""),
+        ("device_copy", 64, 3, ""),
+        ("host_to_device", 64, 3, ""),
+    ]
+    multiply = torch.mm
+    operands: set[float] = set()
+
+    def break_one(left: Any, right: Any, out: Any) -> None:
+        operands.update(left.flatten().tolist(), right.flatten().tolist())
+        multiply(left, right, out=out)
+        out[5, 7] += 1
+
+    monkeypatch.setattr(torch, "mm", break_one)
+    wrong = [told for *_, told in worker.device_steps(device, steps)]
+    assert "of order 8, times a vector, is wrong in 1 of 8 places, first at index 5" in wrong[0]
+    assert wrong[1:] == ["", ""]
+    assert operands == {-1.0, 0.0, 1.0}
+
+
+def test_times_of_a_gpu_are_those_of_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They count milliseconds, once all that was queued is done."""
+    done: list[str] = []
+
+    class Event:
+        """An event of CUDA."""
+
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            """Queue it."""
+            done.append("event")
+
+        def elapsed_time(self, _end: object) -> float:
+            """Return the time between two."""
+            assert done[-1] == "end"
+            return 1500.0
+
+    cuda = SimpleNamespace(Event=Event, synchronize=lambda _: done.append("end"))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    device: Any = SimpleNamespace(type="cuda")
+    assert worker.timed(device, [lambda: done.append("call")] * 2) == [1.5, 1.5]
+    assert done == [*["event", "call", "event"] * 2, "end"]
+
+
+class Played:
+    """A round of rank 1 of four whose collectives are right and take half a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **job: Any) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.prepared: list[tuple[int, int]] = []
+        """Salt and size of each buffer of the rank."""
+        self.at_once: list[int] = []
+        self.wrong: Iterator[str] = iter(())
+        agent: Any = SimpleNamespace(send=self.sent.append, stage=lambda _stage: None)
+        board: Any = None
+        given = {"rank": 1, "size": 4, "device": "cpu", "prefix": "", "timeout": 1.0} | job
+        self.round = worker.RankRound(agent, board, given)
+        monkeypatch.setattr(worker, "pattern", self._pattern)
+        monkeypatch.setattr(worker, "timed", self._timed)
+        monkeypatch.setattr(worker, "difference", lambda *_: next(self.wrong, ""))
+        monkeypatch.setattr(worker, "reproducible", lambda _: "")
+        for name in ("agent_store", "backend_options", "connect", "linger", "synchronize"):
+            monkeypatch.setattr(worker, name, lambda *_: None)
+        monkeypatch.setattr(worker, "prepare_environment", lambda _: None)
+
+    def _pattern(self, first: int, ranks: int, salt: int, size: int) -> Any:
+        if (first, ranks) == (1, 1):
+            self.prepared.append((salt, size))
+        else:
+            assert (first, ranks, (salt, size) in self.prepared) == (0, 4, True)
+        return SimpleNamespace(to=lambda _: None)
+
+    def _timed(self, _device: object, calls: Sequence[object]) -> list[float]:
+        self.at_once.append(len(calls))
+        return [0.5] * len(calls)
+
+
+@pytest.mark.parametrize(
+    ("size", "at_once"), [(4, [5]), (16 << 20, [2, 2, 1]), (17 << 20, [1] * 5)]
+)
+def test_how_many_buffers_are_prepared(
+    monkeypatch: pytest.MonkeyPatch, size: int, at_once: list[int]
+) -> None:
+    """At most 32 MiB at once, but one; no two hold the same data."""
+    played = Played(monkeypatch)
+    assert played.round.reduce_and_check(size, 5) == [0.5] * 5
+    assert played.at_once == at_once
+    assert len({*played.prepared}) == 5
+
+
+def test_a_round_of_a_rank(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One number connects it, then each size is warmed up, timed and verified. What is told is the
+    bandwidth of the bus, of which a ring uses 2 (n - 1) / n for each byte, and the first result
+    that is wrong.
+    """
+    del torch
+    steps = {"device_steps": [], "steps": [(1000, 3), (2000, 2)], "warm_up": 2}
+    played = Played(monkeypatch, **steps)
+    played.round.run()
+    sizes = [size for _, size in played.prepared]
+    assert sizes == [4, *[1000] * 2, *[2000] * 2, *[1000] * 3, *[2000] * 2, 1000, 2000]
+    assert played.sent == [
+        {"timing": ["all_reduce", 1000, 0.5, 3000.0]},
+        {"timing": ["all_reduce", 2000, 0.5, 6000.0]},
+        {"end": "ok", "stage": "verify", "reason": "", "detail": ""},
+    ]
+    played = Played(monkeypatch, **steps)
+    played.wrong = iter(["", "", "first", "", "", "second"])
+    played.round.run()
+    end = {
+        "end": "corrupted",
+        "stage": "warm_up",
+        "reason": "wrong_data",
+        "detail": "rank 1: first",
+    }
+    assert played.sent[-1] == end
+    played = Played(monkeypatch, **steps, size=1, rank=0)
+    monkeypatch.setattr(worker, "pattern", lambda *_: SimpleNamespace(to=lambda _: None))
+    played.round.run()
+    assert [next(iter(sent)) for sent in played.sent] == ["end"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_ranks_know_each_other_before_they_connect(
+    monkeypatch: pytest.MonkeyPatch, rank: int, backend: str
+) -> None:
+    """NCCL's by a number that the first one draws; their versions are the same."""
+    monkeypatch.setattr(worker, "versions", lambda _: "nccl 2")
+    monkeypatch.setattr(secrets, "randbits", lambda bits: bits)
+    monkeypatch.delenv("NCCL_SOCKET_MAGIC", raising=False)
+    kept = {"here/0": b"nccl 2", "here/1": b"nccl 2", "magic": b"7"}
+
+    def keep(key: str, text: str) -> None:
+        kept[key] = text.encode()
+
+    store = SimpleNamespace(set=keep, get=kept.__getitem__)
+    worker.synchronize(store, {"rank": rank, "size": 2, "backend": backend})
+    drawn = {0: "63", 1: "7"}[rank] if backend == "nccl" else None
+    assert os.environ.get("NCCL_SOCKET_MAGIC") == drawn
+    kept["here/2"] = b"nccl 3"
+    with pytest.raises(worker.VersionsDiffer, match=rf"rank {rank} has nccl 2, rank 2 nccl 3$"):
+        worker.synchronize(store, {"rank": rank, "size": 3, "backend": backend})
+
+
+def test_a_rank_that_is_done_waits_for_the_others() -> None:
+    """For two seconds; that they are gone does not matter."""
+    asked: list[Any] = []
+
+    def wait(*given: Any) -> None:
+        asked.append(given)
+        raise worker.StoreFailure("gone")
+
+    store = SimpleNamespace(set=lambda *given: asked.append(given), wait=wait)
+    worker.linger(store, {"rank": 1, "size": 2})
+    assert asked == [("done/1", b"1"), (["done/0", "done/1"], timedelta(seconds=2))]
+
+
+def test_cuda_has_20_seconds_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the process that starts it is killed, and nobody waits for its end."""
+    waited: list[float] = []
+
+    def nothing(*given: Any) -> tuple[list[int], ...]:
+        waited.append(given[3])
+        return [], [], []
+
+    with socket.socket() as control, subprocess.Popen(["sleep", "600"]) as process:
+        monkeypatch.setattr(worker, "start", lambda *_: process.pid)
+        monkeypatch.setattr(select, "select", nothing)
+        monkeypatch.setattr(os, "waitpid", lambda *_: (0, 0))
+        found = worker.usable_gpus(control, "")
+        monkeypatch.undo()
+        assert process.wait(60) == -signal.SIGKILL
+    assert found == {"gpus": 0, "no_gpus": "CUDA does not start within 20 s"}
+    assert waited == [20.0]
 
 
 @pytest.mark.parametrize(("device", "hip", "versions", "told"), [
@@ -205,23 +424,28 @@ def test_store_operations(channel: tuple[Any, socket.socket]) -> None:
         "set": True,
         "get": base64.b64encode(b"\0\xff").decode(),
         "add": 5,
-        "check": False,
+        "check": True,
         "wait": True,
         "delete": True,
     }
     seen: list[dict[str, Any]] = []
 
     def serve() -> None:
-        for _ in range(6):
-            seen.extend(answered(ours, lambda one: {"value": replies[one["store"]]}, 1))
+        for _ in range(9):
+            seen.extend(answered(ours, lambda one: {"value": value_of(one)}, 1))
+
+    def value_of(one: dict[str, Any]) -> Any:
+        return one["key"] != "rail3/none" and replies[one["store"]]
 
     agent = threading.Thread(target=serve)
     agent.start()
     store.set("a", b"\0\x01")
     assert store.get("a") == b"\0\xff"
     assert store.add("n", 2) == 5
-    assert store.check(["a"]) is False
+    assert store.check(["a"]) is True
+    assert store.check(["a", "none"]) is False
     store.wait(["a"])
+    store.wait(["a"], timedelta(seconds=3))
     assert store.delete_key("a") is True
     agent.join(60)
     assert [(one["store"], one["key"]) for one in seen] == [
@@ -230,11 +454,12 @@ def test_store_operations(channel: tuple[Any, socket.socket]) -> None:
             ("set", "a"),
             ("get", "a"),
             ("add", "n"),
-            ("check", "a"),
-            ("wait", "a"),
+            *[("check", "a"), ("check", "a"), ("check", "none")],
+            *[("wait", "a"), ("wait", "a")],
             ("delete", "a"),
         ]
     ]
+    assert [one["timeout"] for one in seen if one["store"] == "wait"] == [60.0, 3.0]
     assert base64.b64decode(seen[0]["value"]) == b"\0\x01"
 
 
@@ -400,6 +625,15 @@ def test_owned_by_others(environment: Path) -> None:
     os.chown(outside, 0, 4321)
     outside.chmod(0o664)
     assert launch.check(python)[0] == [f"{outside} is writable by group 4321"]
+
+
+@pytest.mark.parametrize(
+    ("count", "named"), [(3, "0 is; 1 is; 2 is"), (5, "0 is; 1 is; 2 is; and 2 more")]
+)
+def test_so_many_objections_are_named(count: int, named: str) -> None:
+    """Others are counted."""
+    told = launch.refusal("python", [f"{number} is" for number in range(count)])
+    assert told == f"others can change python: {named}"
 
 
 @pytest.mark.parametrize(("links", "followed"), [(40, True), (41, False)])

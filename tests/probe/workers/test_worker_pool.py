@@ -36,6 +36,7 @@ from tests.processes import children, runs
 from tests.stopwatch import Stopwatch
 from tests.waiting import eventually
 
+SHIPPED = fork_server.FORK_DEADLINE
 SABOTEUR = str(Path(__file__).parents[1] / "saboteur.py")
 ADDRESS = "127.0.0.2"
 STAGES = [Stage.STORE, Stage.INIT, Stage.WARM_UP, Stage.SIZES, Stage.VERIFY]
@@ -566,8 +567,10 @@ def test_parent_dies(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = scene.parent
     os.kill(parent, signal.SIGSTOP)
     with monkeypatch.context() as patch:
-        patch.setattr(fork_server, "FORK_DEADLINE", 3.0)
-        assert outcomes(scene.play("", "")) == [(Outcome.FAILED, "parent")] * 2
+        patch.setattr(fork_server, "FORK_DEADLINE", SHIPPED)
+        results = scene.play("", "")
+    assert outcomes(results) == [(Outcome.FAILED, "parent")] * 2
+    assert "did not answer within 3 s" in results[0].detail
     assert outcomes(scene.play("", "")) == [(Outcome.OK, "")] * 2
 
 
