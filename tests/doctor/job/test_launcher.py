@@ -623,7 +623,13 @@ WRONG = (
     ("srun", "A1=1 B2=1 C3=1 D4=1 E5=1\nsrun bash -c 'echo $D4 $B2 $E5 $A1 $C3'\nsrun",
      "sets A1, B2, C3, D4, E5, but does not pass them on"),
     ("--export=ALL bash", "--export=NONE bash", "--export=NONE holds for srun, too"),
-    ("srun", "srun nvidia-smi dmon &\nsrun", "the next srun waits until it ends"),
+    *(
+        ("srun", f"srun {options} nvidia-smi dmon &\nsrun", "the next srun waits until it ends")
+        for options in ("", "--gpus-per-node=4", "-N1 -n1", "-c 1 --exact", "--gpus=1 --nodes=1")
+    ),
+    ("=8\n", "=8\n#SBATCH hetjob\n#SBATCH --gpus=8\n#SBATCH --time=1\n",
+     "component 1 of the job has 8 GPUs, but its steps take none"),
+    ("srun", "srun --gpus-per-node=4", "the job has 16 GPUs, but its steps take 8 of them"),
     ("1-0", "5", "it comes 300 s before the end of a job that has 300 s"),
     ("1-0 --signal=B:USR1@300", "1 --signal=B:USR1", "it comes 60 s before the end of a job that"),
     *(
@@ -741,7 +747,6 @@ RIGHT = (
     ("srun", "perl <<'E'\nprint $x_ + $SLURM_NODE_ID;\nE\nsrun"),
     ("srun", "srun --overlap nvidia-smi dmon &\nsrun"),
     ("srun", "export SLURM_OVERLAP=1\nsrun nvidia-smi dmon &\nsrun"),
-    ("srun", "srun --gpus-per-node=4 nvidia-smi dmon &\nsrun"),
     ("srun", "srun --gres=gpu:0 -c 1 nvidia-smi dmon &\nsrun"),
     ("srun", "srun python copy.py &\nwait\nsrun"),
     ("& wait", "& while sleep 9; do date; done"),
