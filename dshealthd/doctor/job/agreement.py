@@ -9,6 +9,7 @@ from functools import partial
 
 from dshealthd.doctor.check import warning
 from dshealthd.doctor.job.facts import RULES
+from dshealthd.doctor.job.limits import LIMITS
 from dshealthd.doctor.job.options import OPTIONS
 from dshealthd.doctor.job.sources.expansion import PER_NODE
 from dshealthd.doctor.job.sources.layout import refusal
@@ -111,6 +112,7 @@ def _same_port(start: Start) -> Iterator[str]:
 INVARIANTS = (
     *OPTIONS,
     *RULES,
+    *LIMITS,
     Invariant(
         within(
             *("tasks of the job", operator.ge, "nodes of the job"),

@@ -53,6 +53,8 @@ class Start:
     """More quantities, by name."""
     groups: int = 1
     """Jobs that it is the same in."""
+    deadline: int | None = None
+    """Seconds after which Kubernetes ends it."""
     strange: Sequence[str] = ()
     """Options in its script that sbatch does not have."""
     calls: Sequence[Call] = ()

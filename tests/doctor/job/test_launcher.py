@@ -627,7 +627,7 @@ WRONG = (
         ("srun", f"srun {options} nvidia-smi dmon &\nsrun", "the next srun waits until it ends")
         for options in ("", "--gpus-per-node=4", "-N1 -n1", "-c 1 --exact", "--gpus=1 --nodes=1")
     ),
-    ("=8\n", "=8\n#SBATCH hetjob\n#SBATCH --gpus=8\n#SBATCH --time=1\n",
+    ("@300\n", "@300\n#SBATCH hetjob\n#SBATCH -N 1 --gpus=8\n",
      "component 1 of the job has 8 GPUs, but its steps take none"),
     ("srun", "srun --gpus-per-node=4", "the job has 16 GPUs, but its steps take 8 of them"),
     ("1-0", "5", "it comes 300 s before the end of a job that has 300 s"),
@@ -670,6 +670,36 @@ def test_quantities_that_disagree(tmp_path: Path, right: str, wrong: str, words:
     file.write_text(WHOLE.replace(right, wrong))
     found = faults("launcher", asked(str(file)))
     assert [words in one.text for one in found] == [True], texts(found)
+
+
+@pytest.mark.parametrize(
+    ("limit", "argument", "words"),
+    [
+        # an hour
+        ("60:00", "--exit-duration-in-mins 61", "--time=60:00 is 1 hour"),
+        ("60:00", "--exit-duration-in-mins 60", ""),
+        ("60:00", "--exit-duration-in-mins 61 --exit-signal-handler", ""),
+        ("60:00 --signal=USR1@60", "--exit-duration-in-mins 61", ""),
+        # the program's own unit, in its name, behind its value, or a clock's
+        ("24:00", "--save-every-minutes=120", "--save-every-minutes 120 comes after the end of"),
+        ("48", "trainer.max_time=01:23:30:00", "--time=48 is 48 minutes"),
+        ("2-0", "trainer.max_time=01:23:30:00", ""),
+        ("2-0", "trainer.max_time=02:00:00:01", "--time=2-0 is 2 days"),
+        ("90", "--ckpt_interval 1.5h", ""),
+        ("90", "--ckpt_interval 1.6h", "--time=90 is 1 hour and 30 minutes"),
+        ("0", "--max-hours 9", ""),  # no limit
+        # what is no time, or of something else
+        ("90", "--save-interval 1000 --max-steps 9d --max_audio_hours 960", ""),
+        ("90", "--save-timeout-minutes 120 --checkpoint-wait-hours 3", ""),
+    ],
+)
+def test_time_that_a_training_does_not_have(
+    tmp_path: Path, limit: str, argument: str, words: str
+) -> None:
+    """What saves or ends only after the job's end, as Slurm reads it, does not happen."""
+    text = f"#SBATCH --time={limit}\nsrun torchrun --nproc-per-node=8 x.py {argument}"
+    found = faults("launcher", asked_of_script(tmp_path, text))
+    assert [words in one.text for one in found] == [True] * bool(words), found
 
 
 _NEW_PORT = "export MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000))  # in the script"

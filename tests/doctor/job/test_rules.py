@@ -36,8 +36,6 @@ PROGRAMS: Sequence[tuple[str, str]] = (
     *here("srun ray start HERE",
           ("--address=a:6379 &", "--address=a:6379 --block &"),
           ("--head --block\npython a.py", "--head --block &\npython a.py")),
-    *here("#SBATCH --time=60:00\ntorchrun --nproc-per-node=4 t.py --exit-duration-in-mins HERE",
-          ("61", "60")),  # an hour
     *here("export HERE\ntorchrun --nproc-per-node=4 a.py",
           ("NCCL_NET=ib NCCL_IB_DISABLE=1", "NCCL_NET=ib NCCL_IB_DISABLE=0"),
           ("GLOO_SOCKET_IFNAME=^docker0", "GLOO_SOCKET_IFNAME=eth0"),

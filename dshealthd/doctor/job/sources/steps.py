@@ -96,8 +96,8 @@ def faults(
             job.most = max(job.most, taken)
     if waits:
         yield ScriptFault(
-            " starts a step in the background that holds GPUs: the next srun waits until it ends, as"
-            " it takes them, too, unless one of the two has --overlap",
+            " starts a step in the background that holds GPUs: the next srun waits until it ends,"
+            " as it takes them, too, unless one of the two has --overlap",
             *("--overlap", "srun"),
             is_critical=False,
         )
