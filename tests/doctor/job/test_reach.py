@@ -84,6 +84,58 @@ CASES = (
     ("#SBATCH -N 1\nsrun python t.py --ckpt=/tmp/a",
      "#SBATCH -N 1\nsrun python t.py --ckpt=/tmpfs/a --output_dir /tmp/a",
      "--ckpt /tmp/a is of one node"),
+    *(
+        ("#SBATCH -N 1\nsrun python t.py --save_dir /tmp/a\nA",
+         f"#SBATCH -N 1\n{right}", "--save_dir /tmp/a is of one node")
+        for right in (
+            "srun python t.py --save_dir /tmp/a\ncd /tmp/a\ntar cf /c/a.tar .",
+            "while b; do\n  rclone sync /tmp/a /c\ndone &\nsrun python t.py --save_dir /tmp/a",
+            "f() {\n  cp -r /tmp/a $HOME\n}\ntrap f EXIT\nsrun python t.py --save_dir /tmp/a",
+            "srun python t.py --save_dir /tmp/a\nsrun bash -c 'mv /tmp/a/* /c'",
+            "srun python t.py --save_dir /tmp/a\n./upload.sh /tmp/a",
+            "srun python t.py --non-persistent-local-ckpt-dir /tmp/a",
+        )
+    ),
+    # what is copied into the folder, or removed before, is not what it saves there
+    *(
+        (f"W=/n/$USER\n{wrong}", f"W=/n/$USER\n{right}",
+         "--ckpt /n/$USER/c is removed behind the training: nothing copies it")
+        for wrong, right in (
+            ("tar -xf d.tar -C $W\npython t.py --ckpt $W/c\nrm -rf $W",
+             "rm -r $W\npython t.py --ckpt $W/c\nif b; then\n  rm -r $W\nfi"),
+            ("rsync d/ $W/\ntrap 'rm -r $W' EXIT\npython t.py --ckpt $W/c",
+             "rsync d/ $W/d\ntrap 'rm -r $W/d' EXIT\npython t.py --ckpt $W/c"),
+            ("f() {\n  rm -rf $W/*\n}\ntrap f 0 TERM\npython t.py --ckpt $W/c",
+             "f() {\n  rm -rf $W/*\n}\npython t.py --ckpt $W/c"),
+        )
+    ),
+    # what the script's own shell puts into a folder of its node is on no other
+    *(
+        (f"#SBATCH -N 2\n{fills}\nsrun {reads}", right, "is of each node alone")
+        for fills, reads, right in (
+            ("tar xf d.tar -C /tmp/d", "python t.py --data /tmp/d/train",
+             "#SBATCH -N 1\ntar xf d.tar -C /tmp/d\nsrun python t.py --data /tmp/d/train"),
+            ("cat > $TMPDIR/r.sh <<'E'\npython t.py\nE", "bash $TMPDIR/r.sh",
+             "#SBATCH -N 2\ncat > r.sh <<'E'\npython t.py\nE\nsrun bash r.sh"),
+            ("cp -r d /dev/shm/d", "bash -c 'python t.py --data=/dev/shm/d'",
+             "#SBATCH -N 2\nsrun cp -r d /dev/shm/d\nsrun python t.py --data=/dev/shm/d"),
+            ("cp d /tmp/d", "python t.py /tmp/d",
+             "#SBATCH -N 2\ncp d /tmp/d\nsbcast /tmp/d /tmp/d\nsrun python t.py /tmp/d"),
+        )
+    ),
+    *(
+        (f"srun --container-image=a {options} {run}",
+         f"srun --container-image=a --container-mounts=$HOME/a:$HOME/a {options} {run}",
+         "is lost when its container ends: with --no-container-mount-home its home is its own")
+        for options, run in (
+            ("--no-container-mount-home", "torchrun t.py --exp-dir=$HOME/a/c"),
+            ("--container-writable --no-container-mount-home",
+             "bash -c 'torchrun t.py --save $HOME/a'"),
+        )
+    ),
+    ("docker run --gpus all --rm -v /c:/c a python t.py --save=/out",
+     "docker run --gpus all --rm -v /c:/c --volumes-from b a python t.py --save=/out",
+     "--save /out is lost when its container ends"),
     ("#SBATCH -N 2 --gpus-per-node=8\npython t.py", "#SBATCH -N 1 --gpus-per-node=8\npython t.py",
      "asks for 2 tasks, but starts `python t.py` once: srun is missing"),
     ("#SBATCH -N 1 --ntasks-per-node=8 --gres=gpu:8\npython -u t.py",

@@ -90,8 +90,8 @@ def together(components: Sequence[Mapping[str, str]]) -> dict[str, str]:
     common = {name: value for name, value in first.items() if name != "nodes" or not others}
     for one in others:
         common = {name: value for name, value in common.items() if one.get(name) == value}
-    counts = [natural(one.get("nodes", "1")) for one in (first, *others)]
-    return {**common, "nodes": str(sum(map(int, counts)))} if others and all(counts) else common
+    counts = [natural(one.get("nodes", "1")) or 0 for one in (first, *others)]
+    return {**common, "nodes": str(sum(counts))} if others and all(counts) else common
 
 
 def _sum(text: str) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any
 from dshealthd.doctor.job.sources import (
     deepspeed_config,
     expansion,
+    kept,
     launcher_command,
     programs,
     reach,
@@ -193,7 +194,9 @@ def parse(
         [name for one in launch.command.chain() for name in one.variables] if launch.command else ()
     )
     needed = {**carried, **training_variables(dict.fromkeys(in_front, ""))}
-    crossing = reach.faults(seen, called, assigned, needed, is_batch=bool(directives))
+    crossing = reach.faults(
+        *(seen, called, assigned, needed, launch.variables), is_batch=bool(directives)
+    )
     return SlurmScript(
         together(chosen),
         launch.variables,
@@ -207,6 +210,7 @@ def parse(
             *refused,
             *slurm_faults.faults(lines, components, ignored, seen, launch),
             *crossing,
+            *kept.faults(seen, launch.variables, directives),
             *shell_faults.faults(lines, seen),
         ],
         called,
