@@ -19,6 +19,7 @@ from dshealthd.doctor.job.sources import (
     inspection,
     launcher_command,
     manifest,
+    programs,
     slurm_options,
     slurm_script,
 )
@@ -270,7 +271,12 @@ class JobContext:
 
     @property
     def gpus_per_node(self) -> int | None:
-        """GPUs per node of the job: given, else what it requests of Slurm, else this node's."""
+        """GPUs per node of the job: of its container, else given, else what it requests of Slurm,
+        else this node's.
+        """
+        for one in self.launcher.chain() if self.launcher else ():
+            if (count := programs.gpus_of_container(one.wrapper)) is not None:
+                return count
         if self.gpus_wanted is not None:
             return self.gpus_wanted
         if (requested := slurm_options.gpus_per_node(self.slurm_options)) is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from dshealthd.doctor.check import Result, check_of, ok, unknown, warning
 from dshealthd.doctor.job import networks, volumes
 from dshealthd.doctor.job.agreement import INVARIANTS, OCCUPANCY
 from dshealthd.doctor.job.sources import programs
+from dshealthd.doctor.job.sources.calls import OF_OPERATOR
 from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.job.sources.layout import Layout, torchrun
 from dshealthd.doctor.job.sources.manifest import (
@@ -29,14 +29,8 @@ from dshealthd.jobs.environment import TIMEOUT, is_loopback, natural
 
 if TYPE_CHECKING:
     from dshealthd.doctor.job.context import JobContext
-    from dshealthd.doctor.job.sources.calls import Call
     from dshealthd.doctor.job.sources.source import Source
 
-_MPI = ("mpirun", "mpiexec")
-_HOSTS = frozenset({"hostfile", "machinefile", "host", "H"})
-"""Options of mpirun that say where it starts its processes, and how many."""
-_OF_OPERATOR = frozenset({"/etc/mpi/hostfile", "$OMPI_MCA_orte_default_hostfile"})
-"""The hostfile of the workers (mpi-operator, mpi_job_controller.go, configMountPath)."""
 _GRACE = 30
 """Seconds of terminationGracePeriodSeconds where none are given."""
 _PROGRAMS = frozenset({"torchrun", "deepspeed", "accelerate", "python", "python3"})
@@ -105,7 +99,6 @@ def start_of(pod: PodTemplate, manifest: Manifest) -> PodStart:
     in_memory = pod.gpus and volume.stated("emptyDir.medium") == "Memory"
     scheduling = pod.above.at("runPolicy", "schedulingPolicy")
     ranked = [one for one in manifest.pods if one.is_worker]
-    trains = any(one.program in _MPI and _runs_ranks(one) for one in pod.calls)
     return PodStart(
         pod=pod,
         manifest=manifest,
@@ -128,9 +121,9 @@ def start_of(pod: PodTemplate, manifest: Manifest) -> PodStart:
             "limit": (memory or 0) >> 20,
             "gang": natural(pod.above.text("minAvailable") or scheduling.text("minAvailable")),
             "pods": sum(one.count for one in manifest.pods),
-            "processes of mpirun": _of_mpirun(pod) or None,
+            "processes of the operator's hosts": _of_mpirun(pod) or None,
             "slots": (natural(pod.processes) or 1) * sum(one.count for one in ranked),
-            "GPUs of workers": sum(one.count * one.gpus for one in ranked) if trains else None,
+            "GPUs of workers": sum(one.count * one.gpus for one in ranked),
             "GPUs of Ray": pod.gpus_of_ray,
             "grace": pod.spec.number("terminationGracePeriodSeconds", _GRACE),
             "hook": (pod.before_stop if pod.gpus else 0) or None,
@@ -150,19 +143,13 @@ def _of_mpirun(pod: PodTemplate) -> int | None:
     if pod.kind != "MPIJob" or pod.above.text("mpiImplementation") not in {"", "OpenMPI"}:
         return None
     text = " ".join((*pod.words, *pod.variables)).lower()
-    for given in (one.options for one in pod.calls if one.program in _MPI):
+    for one in (one for one in pod.calls if one.program in programs.MPI):
+        given = one.options
         counts = [given[name][0] for name in given if name in {"np", "n", "c"}]
         count = natural("".join(counts[:1]))  # those behind may be of the program that it starts
-        files = [text for name in given.keys() & _HOSTS for text in given[name]]
-        if count and "oversubscribe" not in text and {*files} <= _OF_OPERATOR:
+        if count and "oversubscribe" not in text and one.hosts <= OF_OPERATOR:
             return count
     return None
-
-
-def _runs_ranks(call: Call) -> bool:
-    """Return whether a call of mpirun starts a rank with each process, by Python alone."""
-    names = [os.path.basename(word) for word in call.words]
-    return any(map(programs.PYTHON.fullmatch, names)) and not programs.LAUNCHERS & {*names}
 
 
 def _layout(pod: PodTemplate) -> Layout:
@@ -310,9 +297,6 @@ _WARNED = (
     ("num-gpus", "", within("GPUs of Ray", operator.ge, "GPUs", f"{_GPUS} leaves the others idle")),
     ("num-gpus", "", within(
         "GPUs of Ray", operator.le, "GPUs", f"{_GPUS} starts workers without one")),
-    ("slotsPerWorker", "", within(
-        "processes of mpirun", operator.ge, "GPUs of workers",
-        "mpirun -np {0}, but workers have {1:GPU}: idle GPUs")),
     ("terminationGracePeriodSeconds", "lifecycle", within(
         "grace", operator.gt, "hook", "preStop waits for {1} s of the {0} s of"
         " terminationGracePeriodSeconds: the training is killed before it is told to stop")),
@@ -336,7 +320,8 @@ _REFUSED = (
     ("env", _undefined),
     ("rendezvous", _agree),
     ("slotsPerWorker", within(
-        "processes of mpirun", operator.le, "slots", "mpirun -np {0}, but workers have {1:slot}")),
+        "processes of the operator's hosts", operator.le, "slots",
+        "mpirun -np {0}, but workers have {1:slot}")),
     ("minAvailable", within(
         "gang", operator.le, "pods", "the job starts only once {0:pod} are placed (minAvailable),"
         " but has {1}")),

@@ -77,6 +77,9 @@ OF_SETTINGS = (
         ("program & run & job:processes>1 & !ipc & !shm-size & !v & !volume & !mount & trains",
          ("{0} without --ipc has 64 MB of shared memory: too few for NCCL between the GPUs of a"
          " node")),
+        (r"program & run & job:processes>1 & shm-size~(?i)^\d{1,8}b?$ & !ipc & trains",
+         ("--shm-size={3} is in bytes, as it has no unit: too few for NCCL between the GPUs of a"
+         " node")),
         ("program & run & words~/dev/infiniband & !ulimit & !cap-add & !privileged & trains",
          ("{0} without --ulimit has RDMA devices, but cannot lock memory for them beyond the"
          " daemon's limit")),

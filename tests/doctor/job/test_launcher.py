@@ -530,10 +530,31 @@ def test_step_of_each_node_in_a_loop(tmp_path: Path) -> None:
     assert [words in one.text for words, one in zip(says, found, strict=True)] == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "launch", "words"),
+    [
+        (8, "python x.py", "mpirun -np 8, but its nodes have 16 GPUs: idle"),
+        (16, "python x.py", ""),
+        (2, "python x.py", ""),  # one on each node may start the others
+        (8, "torchrun --nproc-per-node=8 x.py", ""),
+        (8, "./all_reduce_perf -g 2", ""),
+    ],
+)
+def test_ranks_of_mpirun(tmp_path: Path, ranks: int, launch: str, words: str) -> None:
+    """What mpirun starts has a rank for each GPU of the job."""
+    text = f"#SBATCH -N 2 --gpus-per-node=8\nmpirun -np {ranks} {launch}"
+    found = [one.text for one in faults("launcher", asked_of_script(tmp_path, text))]
+    assert any("idle GPUs" in one for one in found) == bool(words)
+    assert words in " ".join(found)
+
+
 def test_hosts_of_a_loop_over_ssh(tmp_path: Path) -> None:
     """What ssh starts on the hosts of an array has its nodes and its first host."""
     made = asked_of_script(tmp_path, _BY_SSH.format(hosts="n1 n2", options=""))
     assert (made.rendezvous.address, made.layout.nodes) == ("n1", 2)
+    for hosts, nodes in (("n1 n2 n3", 3), ("$(cat hosts)", 1)):
+        text = f'H="{hosts}"\nssh n1 torchrun --nnodes=$(echo $H | wc -w) --node-rank=0 x.py'
+        assert asked_of_script(tmp_path, text).nodes == nodes
 
 
 WHOLE = """#!/bin/bash
@@ -551,6 +572,7 @@ WRONG = (
     ("ARGS=(", "#SBATCH --exclusive\nARGS=(", ":6: Slurm ignores #SBATCH after the first command"),
     ("WORLD_SIZE=16", "WORLD_SIZE=2", "WORLD_SIZE=2, but 16 ranks start"),
     ("-size 4", "-size 3", "16 ranks (srun) cannot be divided into groups of tensor_model"),
+    ("=64", "=63 --local_batch_size=2", "global_batch_size 63 is not a multiple of micro_batch_s"),
     ("=64", "=60",
      "global_batch_size 60 is not a multiple of micro_batch_size x data-parallel ranks = 8"),
     ("WORLD_SIZE=16", "WORLD_SIZE=$((SLURM_NTASKS * 2))", "WORLD_SIZE=32, but 16 ranks start"),
@@ -778,6 +800,9 @@ RIGHT = (
     ("srun", "srun --overlap nvidia-smi dmon &\nsrun"),
     ("srun", "export SLURM_OVERLAP=1\nsrun nvidia-smi dmon &\nsrun"),
     ("srun", "srun --gres=gpu:0 -c 1 nvidia-smi dmon &\nsrun"),
+    ("srun", "srun --gres=none nvidia-smi dmon &\nsrun"),
+    ("srun", "srun nvidia-smi dmon &\nkill $!\nsrun"),
+    ("--nodes=2 --n", "--ntasks=16 --n"),
     ("srun", "srun python copy.py &\nwait\nsrun"),
     ("& wait", "& while sleep 9; do date; done"),
     ("\nARGS", "\ncase $X in\n--train) ;;\n-e) Y=1;;\nesac\nARGS"),
@@ -954,6 +979,21 @@ def test_variable_of_tasks_in_the_batch_shell(tmp_path: Path, address: str, outc
     assert outcomes("master-address", job) == [outcome]
 
 
+def test_components_of_a_step(tmp_path: Path) -> None:
+    """A step has the nodes of the components that it names, which have variables of their own."""
+    head = "#SBATCH -N 2 --gpus-per-node=8\n#SBATCH hetjob\n#SBATCH -N 4 --gpus-per-node=8"
+    count = "N=$((SLURM_JOB_NUM_NODES_HET_GROUP_0 + SLURM_JOB_NUM_NODES_HET_GROUP_1))"
+    for option, words in (
+        ("", "torchrun waits for 6 nodes, but Slurm gives a step without more of the job's"),
+        ("--het-group=1", "torchrun waits for 6 nodes, but Slurm gives a step"),
+        ("--het-group=0,1", ""),
+        ("--het-group=0-1", ""),
+    ):
+        launch = f"srun {option} {ELASTIC.replace('=2', '=$N')} x.py"
+        found = texts(faults("launcher", asked_of_script(tmp_path, f"{head}\n{count}\n{launch}")))
+        assert (words in found) if words else not found
+
+
 def test_no_script() -> None:
     """What does not begin with #! is no batch script."""
     with pytest.raises(ValueError, match="does not begin with #!"):
@@ -1006,6 +1046,13 @@ def test_gpus_of_the_script(tmp_path: Path, head: str, gpus: int | None) -> None
          "CUDA_VISIBLE_DEVICES=6,7", "8", WARNING,
          "deepspeed ignores CUDA_VISIBLE_DEVICES=6,7 because of --num_gpus"),
         ("torchrun --nproc-per-node=2 x.py", "", "", "", UNKNOWN, "--gpus-per-node"),
+        # a container may have a part of them
+        ("docker run --gpus 2 a torchrun --nproc-per-node=8 x.py",
+         "docker run --gpus=all a torchrun --nproc-per-node=8 x.py", "", "8", CRITICAL,
+         "8 processes (torchrun) for 2 GPUs"),
+        ("docker run --gpus '\"device=0,3\"' a torchrun --nproc-per-node=4 x.py",
+         "docker run --gpus '\"device=0,3\"' a torchrun --nproc-per-node=2 x.py", "", "8",
+         CRITICAL, "4 processes (torchrun) for 2 GPUs"),
     ],
 )  # fmt: skip
 def test_ranks_and_gpus(

@@ -410,7 +410,7 @@ MANIFESTS = (
          *says)
         for count, hosts, *says in (
             (17, "/etc/mpi/hostfile", CRITICAL, "mpirun -np 17, but workers have 16 slots"),
-            (8, "/etc/mpi/hostfile", WARNING, "mpirun -np 8, but workers have 16 GPUs: idle"),
+            (8, "/etc/mpi/hostfile", WARNING, "mpirun -np 8, but its nodes have 16 GPUs: idle"),
             (8, "hosts", OK, "3 pods"),
         )
     ),
@@ -471,7 +471,7 @@ MANIFESTS = (
     ),
     # a training is told to stop before it is killed
     *(
-        (jobset(changed(POD, ("    image", f"    lifecycle: {{preStop: {hook}}}\n    image"))), *says)
+        (jobset(changed(POD, ("image", f"lifecycle: {{preStop: {hook}}}\n    image"))), *says)
         for hook, *says in (
             ("{exec: {command: [sh, -c, touch a && sleep 30]}}", WARNING,
              "preStop waits for 30 s of the 30 s of terminationGracePeriodSeconds"),
@@ -499,8 +499,8 @@ MANIFESTS = (
             ("NCCL_IB_HCA", "^mlx5_0", [], OK, "2 pods"),
             ("NCCL_NET", "Socket", [], OK, "2 pods"),
             ("FI_PROVIDER", "efa", [('gpu: "8"', 'gpu: "8", vpc.amazonaws.com/efa: 1')], OK, "2"),
-            ("FI_PROVIDER", "efa", [("    env", "    securityContext: {privileged: true}\n    env")],
-             OK, "2 pods"),
+            ("FI_PROVIDER", "efa", [("env", "securityContext: {privileged: true}\n    env")], OK,
+             "2 pods"),
         )
     ),
     # Ray counts the GPUs that it is told

@@ -25,6 +25,11 @@ def said(text: str) -> str:
     return " ".join(one.text for one in slurm_script.parse(f"#!/bin/bash\n{text}\n").faults)
 
 
+_HOSTS = (
+    "ssh a torchrun --nnodes={0} --node-rank=0 --master-addr=a --master-port=2 t.py &\n"
+    "ssh b torchrun --nnodes={0} --node-rank={1} --master-addr={2} --master-port={3} t.py &\nwait"
+)
+_STEPS = "#SBATCH -N 1 {}\nsrun {} python a.py &\nsrun --gpus=8 torchrun --nproc-per-node=8 t.py"
 CASES = (
     (f"{_SET}{_MPI} python t.py", f"{_SET}{_MPI} -x MASTER_ADDR -x NCCL_DEBUG python t.py",
      "MASTER_ADDR, NCCL_DEBUG, but mpirun does not pass them on"),
@@ -109,6 +114,25 @@ CASES = (
              "f() {\n  rm -rf $W/*\n}\npython t.py --ckpt $W/c"),
         )
     ),
+    *(
+        (_STEPS.format("--gpus=8", "--gpus=4"), right, "the next srun waits until it ends")
+        for right in (
+            _STEPS.format("--gpus=12", "--gpus=4"),
+            _STEPS.format("--exclusive", "--gpus=4"),  # as many as the node has
+            _STEPS.format("--gpus=8", "--gpus=4 --overlap"),
+        )
+    ),
+    # tasks of an array that run at once save in one folder each
+    *(
+        ("#SBATCH --array=0-3%2\nsrun python t.py --save /c/r --lr $SLURM_ARRAY_TASK_ID",
+         right, "all tasks of the array save in --save /c/r at once")
+        for right in (
+            "#SBATCH --array=0-3%1\nsrun python t.py --save /c/r",
+            "#SBATCH --array=0-3\nsrun python t.py --save /c/$SLURM_ARRAY_TASK_ID",
+            "#SBATCH --array=0-3\nsrun python t.py --save /c/$SLURM_JOB_ID",
+            "#SBATCH --array=0-3\nsrun python t.py --save /c --name r$SLURM_ARRAY_TASK_ID",
+        )
+    ),
     # what the script's own shell puts into a folder of its node is on no other
     *(
         (f"#SBATCH -N 2\n{fills}\nsrun {reads}", right, "is of each node alone")
@@ -168,6 +192,15 @@ CASES = (
             f"srun --nodes=2 {_REMOTE}",
         )
     ),
+    *(
+        (_HOSTS.format(2, 1, *wrong), _HOSTS.format(2, 1, "a", 2), words)
+        for wrong, words in (
+            (("a", 3), "--master-port is 2 here but 3 there: nodes of one launch never meet"),
+            (("b", 2), "--master-addr is a here but b there"),
+        )
+    ),
+    (_HOSTS.format(3, 1, "a", 2), "./start.sh 2 &\n" + _HOSTS.format(3, 1, "a", 2),
+     "torchrun waits for 3 nodes, but the script starts it on 2"),
     ("while read -r host; do\n  ssh $host nvidia-smi\ndone < hosts",
      "while read -r host; do\n  ssh -n $host nvidia-smi\ndone < hosts",
      "ssh in a loop of `read` takes the other lines"),

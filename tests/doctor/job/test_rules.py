@@ -43,6 +43,7 @@ PROGRAMS: Sequence[tuple[str, str]] = (
     (f"{_TWO}docker run a torchrun b.py", f"{_TWO}podman run --gpus all a torchrun b.py"),
     *here(f"{_TWO}docker run HERE a torchrun --nnodes=2 --nproc-per-node=4 b.py",
           ("-p 29500:29500", "--network=host"), ("--gpus all", "--ipc=host"),
+          ("--shm-size 64", "--shm-size 64g"),
           ("--device=/dev/infiniband", "--device=/dev/infiniband --ulimit memlock=-1")),
     *here(f"{_TWO}srun apptainer exec HERE x.sif torchrun b.py", ("--bind /a:/b", "--nv")),
 )  # fmt: skip

@@ -22,6 +22,12 @@ OF_NODE = re.compile(r"(/tmp|/var/tmp|/dev/shm|\$\{?(SLURM_)?TMPDIR\}?)(/|$)")
 """Folders of a node; files there are of no other, and often removed behind the job."""
 MAX_PATHS = 256
 """Maximum number of paths that are followed; a training has two or three."""
+_COMMON = re.compile(
+    r"\$\{?(?:SLURM_ARRAY_JOB_ID|SLURM_JOB_NAME|SLURM_SUBMIT_DIR|HOME|USER|PWD|SCRATCH|WORK)\b"
+)
+"""Variables that are the same in all tasks of an array."""
+_OF_TASK = re.compile(r"(?:^|_)(?:name|version|suffix|id|tag|rank|run|experiment|exp)(?:_\w+)?=")
+"""Arguments that may name a folder below, or one of several nodes."""
 _COPIES = frozenset({"cp", "mv", "rsync", "tar", "rclone", "aws", "gsutil", "gcloud", "azcopy"})
 _TO_LAST = frozenset({"cp", "mv", "rsync", "scp"})
 """Commands whose last argument is where files go."""
@@ -65,6 +71,32 @@ def faults(
                     is_critical=False,
                 )
     yield from _unstaged(seen, variables, directives)
+    if not directives.get("array", "%1").endswith("%1"):
+        yield from _overwritten(seen, variables)
+
+
+def _overwritten(
+    seen: Sequence[ShellCommand], variables: Mapping[str, str]
+) -> Iterator[ScriptFault]:
+    """Yield a folder in which all tasks of an array save at once."""
+    for one in seen:
+        words = arguments(one.words, variables)
+        is_of_task = any(_OF_TASK.search(f"{name}={value}") for name, value in _named(words))
+        for option, path in launcher_command.saves(words):
+            is_common = "$" not in _COMMON.sub("", path) and not one.is_conditional
+            if "/" in path and is_common and not is_of_task:
+                yield ScriptFault(
+                    f": all tasks of the array save in --{option} {path[:80]} at once, each over"
+                    " the files of the others: $SLURM_ARRAY_TASK_ID is missing in it",
+                    *(option, option.replace("_", "-")),
+                    is_critical=False,
+                )
+                return
+
+
+def _named(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the arguments that may name a folder inside, or a node."""
+    yield from ((name, value) for name, value in launcher_command.pairs(words) if "$" in value)
 
 
 def _handlers(seen: Sequence[ShellCommand], variables: Mapping[str, str]) -> Iterator[ShellCommand]:

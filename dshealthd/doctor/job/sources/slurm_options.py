@@ -54,12 +54,18 @@ def with_nodes(asked: Mapping[str, str]) -> Mapping[str, str]:
     return {"nodes": str(tasks // each), **asked} if tasks and each and tasks % each == 0 else asked
 
 
+def nodes_of(job: Mapping[str, str]) -> int | None:
+    """Return the nodes of a job; None where Slurm chooses their number."""
+    asked = with_nodes(job)
+    return natural(asked.get("nodes", "1" if asked.get("ntasks", "1") == "1" else ""))
+
+
 def nodes_of_step(job: Mapping[str, str], step: Mapping[str, str]) -> int | None:
     """Return the nodes of a step: without an option those of its job, but none without a task
     (srun(1), --nodes); None if unknown.
     """
     tasks = natural(step.get("ntasks"))
-    nodes = natural(step.get("nodes", job.get("nodes", "" if "ntasks" in job else "1")))
+    nodes = natural(step["nodes"]) if "nodes" in step else nodes_of(job)
     if "nodes" not in step and step.keys() & _PLACES:
         nodes = 1 if tasks == 1 else None
     return min(nodes, tasks) if nodes and tasks else nodes

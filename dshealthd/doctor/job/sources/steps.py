@@ -8,7 +8,6 @@ A step takes all GPUs that the job has on its nodes unless it asks for some of t
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +15,12 @@ from typing import TYPE_CHECKING
 from dshealthd.core.text import plural
 from dshealthd.doctor.job.sources import launcher_command, programs
 from dshealthd.doctor.job.sources.shell_faults import ScriptFault
-from dshealthd.doctor.job.sources.slurm_options import gpus_of_step, gpus_per_node
+from dshealthd.doctor.job.sources.slurm_options import (
+    gpus_of_step,
+    gpus_per_node,
+    nodes_of,
+    with_nodes,
+)
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
@@ -29,9 +33,6 @@ _ENDS = frozenset({"wait", "kill", "scancel"})
 _SHARES = frozenset({"overlap", "jobid"})
 """Options of a step that takes nothing of its job's from others."""
 _STARTERS = frozenset({"mpirun", "mpiexec", "ray", "sbatch", "exec"}) | programs.ELSEWHERE
-_ACTIVATES = re.compile(r"activate$")
-_FILE = re.compile(r"/|\.(?:sh|py)$")
-"""In the name of a program that may start anything."""
 
 
 @dataclass(slots=True)
@@ -47,8 +48,7 @@ class _Component:
     @property
     def gpus(self) -> int:
         """GPUs of all its nodes; 0 if unknown."""
-        nodes, each = natural(self.options.get("nodes", "1")), gpus_per_node(self.options)
-        return (nodes or 0) * (each or 0)
+        return (nodes_of(self.options) or 0) * (gpus_per_node(self.options) or 0)
 
 
 def groups(step: Mapping[str, str]) -> list[int]:
@@ -70,7 +70,7 @@ def faults(
 
     `is_known` says that the script has no commands beyond those that are seen.
     """
-    jobs = [_Component(one) for one in components]
+    jobs = [_Component(with_nodes(one)) for one in components]
     waits = False
     for one in seen:
         program = os.path.basename(one.words[0])
@@ -90,7 +90,8 @@ def faults(
         for job, count in zip(used, counts, strict=True):
             taken = count or 0
             if not step.options.keys() & _SHARES:
-                waits = waits or bool(job.held and taken and job.held + taken > job.gpus)
+                is_full = 0 < job.gpus < job.held + taken
+                waits = waits or bool(job.held and taken and is_full)
                 job.most = max(job.most, job.held + taken)
                 job.held += taken * (one.end == "&")
             job.most = max(job.most, taken)
@@ -116,7 +117,7 @@ def faults(
 def _may_start(one: ShellCommand) -> bool:
     """Return whether a command of the script may start what takes GPUs in another way."""
     program = os.path.basename(one.words[0])
-    is_file = _FILE.search(one.words[0]) is not None and program != "activate"
-    reads = program in {"source", "."} and not _ACTIVATES.search(" ".join(one.words[1:]))
+    is_file = programs.is_file(one.words[0])
+    reads = program in {"source", "."} and not one.words[-1].endswith("activate")
     is_known = programs.runs_programs(program) or program in programs.CALLED | _STARTERS
     return is_known or reads or is_file or one.end == "&"
