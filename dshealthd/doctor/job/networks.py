@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dshealthd.doctor.job.sources.fields import ManifestFields
 
 if TYPE_CHECKING:
-    from dshealthd.doctor.job.kubernetes import PodStart
+    from dshealthd.doctor.job.pod_start import PodStart
 
 _MESHES = {
     "Istio": ("istio-injection=enabled", "istio.io/rev", "sidecar.istio.io/inject"),

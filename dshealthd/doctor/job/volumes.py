@@ -11,7 +11,7 @@ from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.job.sources.manifest import DEFAULT_SHARED, SHARED_MEMORY, PodTemplate
 
 if TYPE_CHECKING:
-    from dshealthd.doctor.job.kubernetes import PodStart
+    from dshealthd.doctor.job.pod_start import PodStart
 
 _FIXED = ("configMap", "secret", "projected", "downwardAPI", "image")
 """Kinds of volumes that are read-only (kubernetes.io/docs/concepts/storage/volumes)."""
