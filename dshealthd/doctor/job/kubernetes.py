@@ -51,6 +51,8 @@ _WARNED = (
         " answer for {0} s, also while it loads or saves a checkpoint; collectives wait {1} s")),
 )  # fmt: skip
 """What is wrong with pods that start all the same: a component, a field, and what is found."""
+_OF_ONE_LAUNCH = frozenset({"LeaderWorkerSet", "PyTorchJob"})
+"""Kinds whose pods are one launch, of as many nodes as only their controller knows."""
 _PROGRAMS = frozenset({"torchrun", "deepspeed", "accelerate", "python", "python3"})
 _REFERENCES = re.compile(r"(?<!\$)\$\((\w+)\)")
 _OF_SHELLS = re.compile(r"(?<!\$)\$\{(\w+)\}")
@@ -117,9 +119,15 @@ def _misread(start: PodStart) -> Iterator[str]:
 
 def _agree(start: PodStart) -> Iterator[str]:
     """Yield in what templates of one launch differ, so that their pods never meet."""
-    pod, nodes = start.pod, start.layout.nodes or 1
-    ones = [one for one in start.alike if waits(one, nodes) and one.count < nodes]
-    if pod not in ones or nodes == 1:
+    counted = _option(start.pod, "nnodes")
+    pod, nodes = start.pod, start.layout.nodes
+    ones = [
+        one
+        for one in start.alike
+        if (waits(one, nodes) and one.count < (nodes or 1))
+        or (nodes is None and one.kind in _OF_ONE_LAUNCH and _option(one, "nnodes") == counted)
+    ]
+    if start.torchrun is None or pod not in ones:
         return
     places = [(one, rendezvous(one.command, one.variables)) for one in ones]
     stated = {

@@ -119,4 +119,8 @@ def _layout(pod: PodTemplate) -> Layout:
     is_python = command is not None and command.program == "python"
     if pod.kind == "PyTorchJob" and not pod.processes and is_python:
         stated = 1  # its operator makes each pod a rank
+    words = command.arguments if command is not None and is_python else ()
+    if stated is None and any("trainer.devices=" in word for word in words):
+        devices = natural(command.stated.get("devices")) if command else None
+        return Layout(ranks_per_node=devices or None, source="devices of Lightning")
     return Layout(ranks_per_node=stated, source=pod.kind)

@@ -312,6 +312,11 @@ _CLAIM = "persistentVolumeClaim: {claimName: x}"
 _BY_INDEX = jobset(changed(POD, ("rdzv-backend=c10d", "node-rank=$JOB_COMPLETION_INDEX")))
 _WORLD = changed(POD, ("--nnodes=2 --nproc-per-node=8", "--nnodes=$WORLD_SIZE"))
 _READ_ONLY = "securityContext: {readOnlyRootFilesystem: true}"
+_OF_GROUP = changed(
+    _OF_LEADER.replace("{", "{{").replace("}", "}}"),
+    ("=2 ", "=$LWS_GROUP_SIZE "),
+    ("$(LEADER):1", "$LWS_LEADER_ADDRESS:{}"),
+)
 _RAY = """
 kind: RayCluster
 spec:
@@ -439,6 +444,7 @@ MANIFESTS = (
             ("/ckpt/run", "emptyDir: {}", ""),
             ("/data/run", "emptyDir: {}", "/data/run is lost with its pod: /data is of kind empty"),
             ("/data/run", "ephemeral: {volumeClaimTemplate: {}}", "/data is of kind ephemeral"),
+            ("a --save_steps 5 --output_dir /data", "emptyDir: {}", "--output_dir /data is lost"),
             ("/data/run; aws s3 sync /data s3://a", "emptyDir: {}", ""),
             ("/data/run --upload-to gs://a", "emptyDir: {}", ""),
         )
@@ -516,6 +522,20 @@ MANIFESTS = (
     (changed(pytorchjob(POD), (":1 x", ":2 x"), count=1), CRITICAL,
      "PyTorchJob llm, Master and Worker: port is 2 in Master but 1 in Worker: pods of one"),
     (changed(pytorchjob(POD), ("=c10d", "=c10d --rdzv-id=a"), count=1), OK, "2 pods"),
+    *(
+        (changed(GROUPS, ("workerT", "leaderT")) + inside(_OF_GROUP.format(1), 6)
+         + f"\n    workerTemplate:\n      {inside(_OF_GROUP.format(port), 6)}", *says)
+        for port, *says in ((1, OK, "2 pods"), (2, CRITICAL, "port is 1 in leaderTemplate but 2"))
+    ),
+    # Lightning starts a process for each of its devices
+    *(
+        (jobset(changed(POD, ("[bash, -c]", f"[python, t.py, trainer.devices={count}]"),
+                        ("- torchrun --nnodes=2 --nproc-per-node=8 ", "- "))), *says)
+        for count, *says in (
+            (4, WARNING, "4 processes (devices of Lightning) for 8 GPUs: idle"),
+            (8, OK, "2 pods"), ("auto", OK, "2 pods"),
+        )
+    ),
     (_TWO_LAUNCHES, OK, "4 pods with 32 GPUs"),
     # an index begins with 0 in each job of a JobSet
     (_BY_INDEX, OK, "2 pods"),

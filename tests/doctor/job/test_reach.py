@@ -110,6 +110,8 @@ CASES = (
              "rm -r $W\npython t.py --ckpt $W/c\nif b; then\n  rm -r $W\nfi"),
             ("rsync d/ $W/\ntrap 'rm -r $W' EXIT\npython t.py --ckpt $W/c",
              "rsync d/ $W/d\ntrap 'rm -r $W/d' EXIT\npython t.py --ckpt $W/c"),
+            ("python t.py --ckpt $W/c\nA=$(a)\nrm -r $W",
+             "A=$(a)\npython t.py --ckpt $A/c\nA=$(b)\nrm -r $A"),
             ("f() {\n  rm -rf $W/*\n}\ntrap f 0 TERM\npython t.py --ckpt $W/c",
              "f() {\n  rm -rf $W/*\n}\npython t.py --ckpt $W/c"),
         )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.job.sources import launcher_command, programs, shell
+from dshealthd.doctor.job.sources import expansion, launcher_command, programs, shell
 from dshealthd.doctor.job.sources.shell_faults import ScriptFault
 from dshealthd.doctor.job.sources.slurm_options import nodes_of_step
 
@@ -118,7 +118,8 @@ def _removed(one: ShellCommand) -> Iterator[str]:
 
 def _is_below(path: str, folder: str) -> bool:
     folder = folder.rstrip("/*")
-    return bool(folder) and (path == folder or path.startswith(f"{folder}/"))
+    is_known = expansion.UNKNOWN not in folder  # of two that are unknown, each may be another
+    return bool(folder) and is_known and (path == folder or path.startswith(f"{folder}/"))
 
 
 def _names(words: Sequence[str], path: str) -> bool:

@@ -90,6 +90,8 @@ _WRITES = re.compile(
 """In options that say where a training saves its checkpoints (NeMo, exp_manager; Lightning,
 Trainer), and where it writes.
 """
+_OF_TRAINER = frozenset({"save_steps", "save_strategy", "save_total_limit"})
+"""Options of Hugging Face's Trainer, which saves in its output_dir (TrainingArguments)."""
 _OF_TIER = re.compile(r"(?:^|_)(?:local|non_persistent|te?mp|scratch|cache|memory|fast)(?:_|$)")
 """In options for copies of checkpoints that are not meant to last (Megatron-LM,
 --non-persistent-local-ckpt-dir).
@@ -126,8 +128,10 @@ def outputs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def saves(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield those that say where it saves what must last."""
+    names = {name for name, _ in pairs(words)}
     for name, path in outputs(words):
-        if SAVES.search(name) and not _OF_TIER.search(name):
+        is_of_trainer = name == "output_dir" and bool(names & _OF_TRAINER)
+        if (SAVES.search(name) or is_of_trainer) and not _OF_TIER.search(name):
             yield name, path
 
 
