@@ -122,6 +122,7 @@ CASES = (
             _STEPS.format("--gpus=12", "--gpus=4"),
             _STEPS.format("--exclusive", "--gpus=4"),  # as many as the node has
             _STEPS.format("--gpus=8", "--gpus=4 --overlap"),
+            _STEPS.format("--gpus=8", "--gpus=4").replace("srun", "if a; then\nsrun", 1) + "\nfi",
         )
     ),
     # tasks of an array that run at once save in one folder each

@@ -83,17 +83,18 @@ def faults(
         step = launcher_command.parse(one.words, {})
         used = [jobs[at] for at in (groups(step.options) if step else ()) if at < len(jobs)]
         counts = [gpus_of_step(job.options, step.options) for job in used if step]
-        is_sure = step is not None and not step.is_partial and not one.in_loop
-        if not is_sure or not used or None in counts or one.is_conditional or step is None:
+        if step is None or step.is_partial or not used or None in counts:
             is_known = False
             continue
+        is_sure = not (one.in_loop or one.is_conditional)  # it runs, and once
+        is_known = is_known and is_sure
         for job, count in zip(used, counts, strict=True):
             taken = count or 0
             if not step.options.keys() & _SHARES:
                 is_full = 0 < job.gpus < job.held + taken
                 waits = waits or bool(job.held and taken and is_full)
                 job.most = max(job.most, job.held + taken)
-                job.held += taken * (one.end == "&")
+                job.held += taken * (is_sure and one.end == "&")
             job.most = max(job.most, taken)
     if waits:
         yield ScriptFault(
