@@ -30,6 +30,9 @@ _HOSTS = (
     "ssh b torchrun --nnodes={0} --node-rank={1} --master-addr={2} --master-port={3} t.py &\nwait"
 )
 _STEPS = "#SBATCH -N 1 {}\nsrun {} python a.py &\nsrun --gpus=8 torchrun --nproc-per-node=8 t.py"
+_OTHERS = (
+    "\nfor ((i = 1; i < N; i++)); do\n  srun -N1 -n1 -w ${H[$i]} ray start --block &\ndone\nwait  #"
+)
 CASES = (
     (f"{_SET}{_MPI} python t.py", f"{_SET}{_MPI} -x MASTER_ADDR -x NCCL_DEBUG python t.py",
      "MASTER_ADDR, NCCL_DEBUG, but mpirun does not pass them on"),
@@ -122,6 +125,7 @@ CASES = (
             _STEPS.format("--gpus=12", "--gpus=4"),
             _STEPS.format("--exclusive", "--gpus=4"),  # as many as the node has
             _STEPS.format("--gpus=8", "--gpus=4 --overlap"),
+            _STEPS.format("--gpus=8", "--gpus=4").replace("\nsrun --gpus=8", _OTHERS),
             _STEPS.format("--gpus=8", "--gpus=4").replace("srun", "if a; then\nsrun", 1) + "\nfi",
         )
     ),

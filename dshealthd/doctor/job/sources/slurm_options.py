@@ -15,7 +15,7 @@ _OF_GPUS = frozenset(
     {"gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "ntasks-per-gpu"}
 )
 """Options that say how many GPUs a job or step takes."""
-_PLACES = frozenset({"nodelist", "exclude", "relative", "w", "x", "r"})
+PLACES = frozenset({"nodelist", "exclude", "relative", "w", "x", "r"})
 """Options that choose some of the nodes."""
 
 
@@ -66,7 +66,7 @@ def nodes_of_step(job: Mapping[str, str], step: Mapping[str, str]) -> int | None
     """
     tasks = natural(step.get("ntasks"))
     nodes = natural(step["nodes"]) if "nodes" in step else nodes_of(job)
-    if "nodes" not in step and step.keys() & _PLACES:
+    if "nodes" not in step and step.keys() & PLACES:
         nodes = 1 if tasks == 1 else None
     return min(nodes, tasks) if nodes and tasks else nodes
 

@@ -16,6 +16,7 @@ from dshealthd.core.text import plural
 from dshealthd.doctor.job.sources import launcher_command, programs
 from dshealthd.doctor.job.sources.shell_faults import ScriptFault
 from dshealthd.doctor.job.sources.slurm_options import (
+    PLACES,
     gpus_of_step,
     gpus_per_node,
     nodes_of,
@@ -83,18 +84,20 @@ def faults(
         step = launcher_command.parse(one.words, {})
         used = [jobs[at] for at in (groups(step.options) if step else ()) if at < len(jobs)]
         counts = [gpus_of_step(job.options, step.options) for job in used if step]
-        if step is None or step.is_partial or not used or None in counts:
+        is_known = is_known and not one.is_conditional
+        is_open = step is None or step.is_partial or None in counts
+        if is_open or not used or one.in_loop or step is None:  # a loop may have no pass
             is_known = False
             continue
-        is_sure = not (one.in_loop or one.is_conditional)  # it runs, and once
-        is_known = is_known and is_sure
+        if one.is_conditional and step.options.keys() & PLACES:
+            continue  # of other nodes, if there are some
         for job, count in zip(used, counts, strict=True):
             taken = count or 0
             if not step.options.keys() & _SHARES:
                 is_full = 0 < job.gpus < job.held + taken
                 waits = waits or bool(job.held and taken and is_full)
                 job.most = max(job.most, job.held + taken)
-                job.held += taken * (is_sure and one.end == "&")
+                job.held += taken * (one.end == "&" and not one.is_conditional)
             job.most = max(job.most, taken)
     if waits:
         yield ScriptFault(
