@@ -32,6 +32,7 @@ Both are bounded, whatever a user sets.
 """
 
 _ONE_ADAPTER = re.compile(r".*_\d+")
+_BRIDGE = re.compile(r"docker|virbr\d|lxcbr\d|lxdbr\d|br-[0-9a-f]{12}$")
 _SHARED = ("torchrun", "deepspeed")
 """Launchers that give all ranks of a node the same GPUs.
 
@@ -140,9 +141,11 @@ def interface(text: str, interfaces: Interfaces, *, many_nodes: bool) -> Iterato
 def _of_node(name: str) -> bool:
     """Return whether an interface leads to no other node, by its name.
 
-    NCCL passes over the same unless it is told to use them (ncclFindInterfaces, "^docker,lo").
+    NCCL passes over lo and docker unless it is told to use them (ncclFindInterfaces, "^docker,lo");
+    docker's own networks (br- and their identifier) and those of libvirt and LXC are such bridges,
+    too.
     """
-    return name == "lo" or name.startswith("docker")
+    return name == "lo" or _BRIDGE.match(name) is not None
 
 
 def adapters(text: str, ports: Ports) -> Iterator[Finding]:

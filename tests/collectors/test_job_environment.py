@@ -196,6 +196,8 @@ def test_ordinals_without_gpus(node: Node) -> None:
         ("lo,eth1", "loopback"),
         ("docker0", "loopback"),  # which this node lacks, and which leads to no other
         ("docker0,eth0", ""),
+        ("virbr0,br-0123456789ab", "loopback"),
+        ("br-lan", "absent"),
         ("^docker,br-,virbr", "loopback"),  # eth0 is left, and lo comes before it
     ],
 )

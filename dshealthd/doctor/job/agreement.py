@@ -9,6 +9,7 @@ from functools import partial
 
 from dshealthd.doctor.check import warning
 from dshealthd.doctor.job.facts import RULES
+from dshealthd.doctor.job.limits import LIMITS
 from dshealthd.doctor.job.options import OPTIONS
 from dshealthd.doctor.job.sources.expansion import PER_NODE
 from dshealthd.doctor.job.sources.layout import refusal
@@ -111,6 +112,7 @@ def _same_port(start: Start) -> Iterator[str]:
 INVARIANTS = (
     *OPTIONS,
     *RULES,
+    *LIMITS,
     Invariant(
         within(
             *("tasks of the job", operator.ge, "nodes of the job"),
@@ -197,6 +199,15 @@ INVARIANTS = (
                "global_batch_size {0} is not a multiple of micro_batch_size x data-parallel ranks"
                " = {1}"),
         *("parallelism", "megatron/core/num_microbatches_calculator.py")),
+    Invariant(
+        within("global batch", _multiple, "micro batch",
+               "global_batch_size {0} is not a multiple of the {1} of a micro-batch, so it fits no"
+               " number of ranks"),
+        *("parallelism", "torchtitan/trainer.py, local_batch_size")),
+    Invariant(
+        within("processes of mpirun", operator.ge, "GPUs of workers",
+               "mpirun -np {0}, but its nodes have {1:GPU}: idle GPUs"),
+        *("mpirun", "mpirun(1), -np"), make=warning),
     *(
         Invariant(partial(_too_often, by_ssh=by_ssh), "srun", remedy=remedy)
         for by_ssh, remedy in (

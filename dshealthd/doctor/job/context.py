@@ -19,6 +19,7 @@ from dshealthd.doctor.job.sources import (
     inspection,
     launcher_command,
     manifest,
+    programs,
     slurm_options,
     slurm_script,
 )
@@ -189,14 +190,17 @@ class JobContext:
         of_job = slurm_script.requested(None, self.batch_script, self.environment)
         together = nodes
         if self.launcher and nodes and nodes != natural(of_job.get("nodes")):  # those of one step
-            together = self.launcher.at_once and nodes * self.launcher.at_once
+            is_one = self.layout.nodes == nodes  # others beside it are launches of their own
+            together = nodes if is_one else self.launcher.at_once and nodes * self.launcher.at_once
+        is_part = self.batch_script is not None and self.batch_script.others
+        step = "a step without more of the job's components (--het-group)" if is_part else "the job"
         return Start(
             command=self.launcher,
             layout=self.layout,
             variables=self.variables,
             requested=of_job,
             nodes=together,
-            given=f"Slurm gives the job {together}",
+            given=f"Slurm gives {step} {together}",
             gpus=self.gpus_per_node,
             memory=slurm_options.memory(options) if slurm_options.gpus_per_node(options) else None,
             copies=(nodes or self.layout.nodes or 1) if outer == "srun" else 1,
@@ -267,7 +271,12 @@ class JobContext:
 
     @property
     def gpus_per_node(self) -> int | None:
-        """GPUs per node of the job: given, else what it requests of Slurm, else this node's."""
+        """GPUs per node of the job: of its container, else given, else what it requests of Slurm,
+        else this node's.
+        """
+        for one in self.launcher.chain() if self.launcher else ():
+            if (count := programs.gpus_of_container(one.wrapper)) is not None:
+                return count
         if self.gpus_wanted is not None:
             return self.gpus_wanted
         if (requested := slurm_options.gpus_per_node(self.slurm_options)) is not None:

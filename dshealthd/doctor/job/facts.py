@@ -9,7 +9,6 @@ from functools import partial
 from dshealthd.doctor.job.rules import JobRule, broken
 from dshealthd.doctor.job.rules_of_programs import OF_PROGRAMS, OF_SETTINGS
 from dshealthd.doctor.job.sources.expansion import PER_NODE
-from dshealthd.doctor.job.sources.slurm_options import seconds
 from dshealthd.doctor.job.start import Invariant, Start
 
 _ALIKE = {"podman": "docker", "singularity": "apptainer"}
@@ -24,12 +23,7 @@ def _programs(start: Start, subject: str) -> list[Mapping[str, Sequence[str]]]:
     if subject == "job":
         nodes, processes = start.nodes or start.layout.nodes, start.layout.ranks_per_node
         counts = {"nodes": nodes, "processes": processes, "gpus": start.gpus_requested}
-        if limit := seconds(start.requested.get("time", "")):
-            counts["minutes"] = limit // 60
         return [{name: [str(count or 0)] for name, count in counts.items()}]
-    if subject == "training":
-        stated = {name.replace("_", "-"): [value] for name, value in start.program.stated.items()}
-        return [stated]
     if subject == "script":
         return [{"text": [start.script]}] if start.script else []
     if subject == "environment":

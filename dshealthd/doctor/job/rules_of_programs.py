@@ -41,13 +41,6 @@ OF_PROGRAMS = (
          "ray start --block never ends, and what follows it never starts: & is missing"),
     ),
     *rows(
-        "training", "github.com/NVIDIA/Megatron-LM, megatron/training/training.py",
-        ("exit-duration-in-mins>job:minutes & sbatch:time & job:minutes & !exit-signal-handler",
-         ("--exit-duration-in-mins {0} comes after the end of the job, whose --time={1} is {2}"
-         " minutes: it is killed before it saves")),
-        make=warning,
-    ),
-    *rows(
         "environment", "docs.nvidia.com/deeplearning/nccl/user-guide, NCCL_NET, NCCL_IB_DISABLE",
         ("$NCCL_NET~(?i)^ib$ & $NCCL_IB_DISABLE~^0*[1-9]",
          "NCCL_NET={0} takes InfiniBand alone, and NCCL_IB_DISABLE={1} disables it: no network"),
@@ -83,6 +76,9 @@ OF_SETTINGS = (
          " are published, but NCCL takes any: --network=host shares theirs")),
         ("program & run & job:processes>1 & !ipc & !shm-size & !v & !volume & !mount & trains",
          ("{0} without --ipc has 64 MB of shared memory: too few for NCCL between the GPUs of a"
+         " node")),
+        (r"program & run & job:processes>1 & shm-size~(?i)^\d{1,8}b?$ & !ipc & trains",
+         ("--shm-size={3} is in bytes, as it has no unit: too few for NCCL between the GPUs of a"
          " node")),
         ("program & run & words~/dev/infiniband & !ulimit & !cap-add & !privileged & trains",
          ("{0} without --ulimit has RDMA devices, but cannot lock memory for them beyond the"

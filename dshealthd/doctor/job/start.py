@@ -53,6 +53,8 @@ class Start:
     """More quantities, by name."""
     groups: int = 1
     """Jobs that it is the same in."""
+    deadline: int | None = None
+    """Seconds after which Kubernetes ends it."""
     strange: Sequence[str] = ()
     """Options in its script that sbatch does not have."""
     calls: Sequence[Call] = ()
@@ -180,12 +182,21 @@ class Start:
             "WORLD_SIZE": self._world_size if is_python else None,
             "processes": processes or None,
             "GPUs": self.gpus or None,
+            "processes of mpirun": self._of_mpirun,
+            "GPUs of workers": (self.gpus_requested or 0) * (natural(nodes or "1") or 0) or None,
             "memory": None if self.memory is None else self.memory >> 20,
             "least memory": (layout.ranks_per_node or 1) * LEAST_MEMORY,
             **self._parts,
             **self.more,
         }
         return {name: Count(value) for name, value in found.items() if value is not None}
+
+    @property
+    def _of_mpirun(self) -> int | None:
+        """Ranks that mpirun starts at most; None where one on each node may start others."""
+        most = max((one.processes or 0 for one in self.calls), default=0)
+        is_one = most <= (natural(self.requested.get("nodes")) or 1)
+        return most if most and not (is_one and self.requested) else None
 
     @property
     def _world_size(self) -> int | None:
@@ -200,8 +211,11 @@ class Start:
     def _parts(self) -> dict[str, int]:
         """The parts into which the arguments of the training divide ranks and batches."""
         degrees, ranks, numbers = self.degrees, self.layout.ranks, self.numbers
-        whole, micro = math.prod(degrees.values()), numbers.get("micro_batch_size")
+        whole = math.prod(degrees.values())
+        micro = numbers.get("micro_batch_size", numbers.get("local_batch_size"))
         found = {"parts": whole} if degrees else {}
+        if micro and not degrees:  # a configuration may have some
+            found |= {"micro batch": micro, "global batch": numbers.get("global_batch_size", 0)}
         is_data = any(map(OF_DATA.search, degrees))
         if ranks and degrees and micro and self.has_ranks and not is_data and ranks % whole == 0:
             found["batch of all copies"] = micro * (ranks // whole)

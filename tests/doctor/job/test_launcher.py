@@ -530,10 +530,31 @@ def test_step_of_each_node_in_a_loop(tmp_path: Path) -> None:
     assert [words in one.text for words, one in zip(says, found, strict=True)] == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "launch", "words"),
+    [
+        (8, "python x.py", "mpirun -np 8, but its nodes have 16 GPUs: idle"),
+        (16, "python x.py", ""),
+        (2, "python x.py", ""),  # one on each node may start the others
+        (8, "torchrun --nproc-per-node=8 x.py", ""),
+        (8, "./all_reduce_perf -g 2", ""),
+    ],
+)
+def test_ranks_of_mpirun(tmp_path: Path, ranks: int, launch: str, words: str) -> None:
+    """What mpirun starts has a rank for each GPU of the job."""
+    text = f"#SBATCH -N 2 --gpus-per-node=8\nmpirun -np {ranks} {launch}"
+    found = [one.text for one in faults("launcher", asked_of_script(tmp_path, text))]
+    assert any("idle GPUs" in one for one in found) == bool(words)
+    assert words in " ".join(found)
+
+
 def test_hosts_of_a_loop_over_ssh(tmp_path: Path) -> None:
     """What ssh starts on the hosts of an array has its nodes and its first host."""
     made = asked_of_script(tmp_path, _BY_SSH.format(hosts="n1 n2", options=""))
     assert (made.rendezvous.address, made.layout.nodes) == ("n1", 2)
+    for hosts, nodes in (("n1 n2 n3", 3), ("$(cat hosts)", 1)):
+        text = f'H="{hosts}"\nssh n1 torchrun --nnodes=$(echo $H | wc -w) --node-rank=0 x.py'
+        assert asked_of_script(tmp_path, text).nodes == nodes
 
 
 WHOLE = """#!/bin/bash
@@ -551,6 +572,7 @@ WRONG = (
     ("ARGS=(", "#SBATCH --exclusive\nARGS=(", ":6: Slurm ignores #SBATCH after the first command"),
     ("WORLD_SIZE=16", "WORLD_SIZE=2", "WORLD_SIZE=2, but 16 ranks start"),
     ("-size 4", "-size 3", "16 ranks (srun) cannot be divided into groups of tensor_model"),
+    ("=64", "=63 --local_batch_size=2", "global_batch_size 63 is not a multiple of micro_batch_s"),
     ("=64", "=60",
      "global_batch_size 60 is not a multiple of micro_batch_size x data-parallel ranks = 8"),
     ("WORLD_SIZE=16", "WORLD_SIZE=$((SLURM_NTASKS * 2))", "WORLD_SIZE=32, but 16 ranks start"),
@@ -623,7 +645,13 @@ WRONG = (
     ("srun", "A1=1 B2=1 C3=1 D4=1 E5=1\nsrun bash -c 'echo $D4 $B2 $E5 $A1 $C3'\nsrun",
      "sets A1, B2, C3, D4, E5, but does not pass them on"),
     ("--export=ALL bash", "--export=NONE bash", "--export=NONE holds for srun, too"),
-    ("srun", "srun nvidia-smi dmon &\nsrun", "the next srun waits until it ends"),
+    *(
+        ("srun", f"srun {options} nvidia-smi dmon &\nsrun", "the next srun waits until it ends")
+        for options in ("", "--gpus-per-node=4", "-N1 -n1", "-c 1 --exact", "--gpus=1 --nodes=1")
+    ),
+    ("@300\n", "@300\n#SBATCH hetjob\n#SBATCH -N 1 --gpus=8\n",
+     "component 1 of the job has 8 GPUs, but its steps take none"),
+    ("srun", "srun --gpus-per-node=4", "the job has 16 GPUs, but its steps take 8 of them"),
     ("1-0", "5", "it comes 300 s before the end of a job that has 300 s"),
     ("1-0 --signal=B:USR1@300", "1 --signal=B:USR1", "it comes 60 s before the end of a job that"),
     *(
@@ -664,6 +692,36 @@ def test_quantities_that_disagree(tmp_path: Path, right: str, wrong: str, words:
     file.write_text(WHOLE.replace(right, wrong))
     found = faults("launcher", asked(str(file)))
     assert [words in one.text for one in found] == [True], texts(found)
+
+
+@pytest.mark.parametrize(
+    ("limit", "argument", "words"),
+    [
+        # an hour
+        ("60:00", "--exit-duration-in-mins 61", "--time=60:00 is 1 hour"),
+        ("60:00", "--exit-duration-in-mins 60", ""),
+        ("60:00", "--exit-duration-in-mins 61 --exit-signal-handler", ""),
+        ("60:00 --signal=USR1@60", "--exit-duration-in-mins 61", ""),
+        # the program's own unit, in its name, behind its value, or a clock's
+        ("24:00", "--save-every-minutes=120", "--save-every-minutes 120 comes after the end of"),
+        ("48", "trainer.max_time=01:23:30:00", "--time=48 is 48 minutes"),
+        ("2-0", "trainer.max_time=01:23:30:00", ""),
+        ("2-0", "trainer.max_time=02:00:00:01", "--time=2-0 is 2 days"),
+        ("90", "--ckpt_interval 1.5h", ""),
+        ("90", "--ckpt_interval 1.6h", "--time=90 is 1 hour and 30 minutes"),
+        ("0", "--max-hours 9", ""),  # no limit
+        # what is no time, or of something else
+        ("90", "--save-interval 1000 --max-steps 9d --max_audio_hours 960", ""),
+        ("90", "--save-timeout-minutes 120 --checkpoint-wait-hours 3", ""),
+    ],
+)
+def test_time_that_a_training_does_not_have(
+    tmp_path: Path, limit: str, argument: str, words: str
+) -> None:
+    """What saves or ends only after the job's end, as Slurm reads it, does not happen."""
+    text = f"#SBATCH --time={limit}\nsrun torchrun --nproc-per-node=8 x.py {argument}"
+    found = faults("launcher", asked_of_script(tmp_path, text))
+    assert [words in one.text for one in found] == [True] * bool(words), found
 
 
 _NEW_PORT = "export MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000))  # in the script"
@@ -741,8 +799,10 @@ RIGHT = (
     ("srun", "perl <<'E'\nprint $x_ + $SLURM_NODE_ID;\nE\nsrun"),
     ("srun", "srun --overlap nvidia-smi dmon &\nsrun"),
     ("srun", "export SLURM_OVERLAP=1\nsrun nvidia-smi dmon &\nsrun"),
-    ("srun", "srun --gpus-per-node=4 nvidia-smi dmon &\nsrun"),
     ("srun", "srun --gres=gpu:0 -c 1 nvidia-smi dmon &\nsrun"),
+    ("srun", "srun --gres=none nvidia-smi dmon &\nsrun"),
+    ("srun", "srun nvidia-smi dmon &\nkill $!\nsrun"),
+    ("--nodes=2 --n", "--ntasks=16 --n"),
     ("srun", "srun python copy.py &\nwait\nsrun"),
     ("& wait", "& while sleep 9; do date; done"),
     ("\nARGS", "\ncase $X in\n--train) ;;\n-e) Y=1;;\nesac\nARGS"),
@@ -919,6 +979,21 @@ def test_variable_of_tasks_in_the_batch_shell(tmp_path: Path, address: str, outc
     assert outcomes("master-address", job) == [outcome]
 
 
+def test_components_of_a_step(tmp_path: Path) -> None:
+    """A step has the nodes of the components that it names, which have variables of their own."""
+    head = "#SBATCH -N 2 --gpus-per-node=8\n#SBATCH hetjob\n#SBATCH -N 4 --gpus-per-node=8"
+    count = "N=$((SLURM_JOB_NUM_NODES_HET_GROUP_0 + SLURM_JOB_NUM_NODES_HET_GROUP_1))"
+    for option, words in (
+        ("", "torchrun waits for 6 nodes, but Slurm gives a step without more of the job's"),
+        ("--het-group=1", "torchrun waits for 6 nodes, but Slurm gives a step"),
+        ("--het-group=0,1", ""),
+        ("--het-group=0-1", ""),
+    ):
+        launch = f"srun {option} {ELASTIC.replace('=2', '=$N')} x.py"
+        found = texts(faults("launcher", asked_of_script(tmp_path, f"{head}\n{count}\n{launch}")))
+        assert (words in found) if words else not found
+
+
 def test_no_script() -> None:
     """What does not begin with #! is no batch script."""
     with pytest.raises(ValueError, match="does not begin with #!"):
@@ -971,6 +1046,13 @@ def test_gpus_of_the_script(tmp_path: Path, head: str, gpus: int | None) -> None
          "CUDA_VISIBLE_DEVICES=6,7", "8", WARNING,
          "deepspeed ignores CUDA_VISIBLE_DEVICES=6,7 because of --num_gpus"),
         ("torchrun --nproc-per-node=2 x.py", "", "", "", UNKNOWN, "--gpus-per-node"),
+        # a container may have a part of them
+        ("docker run --gpus 2 a torchrun --nproc-per-node=8 x.py",
+         "docker run --gpus=all a torchrun --nproc-per-node=8 x.py", "", "8", CRITICAL,
+         "8 processes (torchrun) for 2 GPUs"),
+        ("docker run --gpus '\"device=0,3\"' a torchrun --nproc-per-node=4 x.py",
+         "docker run --gpus '\"device=0,3\"' a torchrun --nproc-per-node=2 x.py", "", "8",
+         CRITICAL, "4 processes (torchrun) for 2 GPUs"),
     ],
 )  # fmt: skip
 def test_ranks_and_gpus(

@@ -311,6 +311,25 @@ _SAVES = changed(POD, ("/dev/shm}", "/dev/shm}, {name: data, mountPath: /data}")
 _CLAIM = "persistentVolumeClaim: {claimName: x}"
 _BY_INDEX = jobset(changed(POD, ("rdzv-backend=c10d", "node-rank=$JOB_COMPLETION_INDEX")))
 _WORLD = changed(POD, ("--nnodes=2 --nproc-per-node=8", "--nnodes=$WORLD_SIZE"))
+_READ_ONLY = "securityContext: {readOnlyRootFilesystem: true}"
+_OF_GROUP = changed(
+    _OF_LEADER.replace("{", "{{").replace("}", "}}"),
+    ("=2 ", "=$LWS_GROUP_SIZE "),
+    ("$(LEADER):1", "$LWS_LEADER_ADDRESS:{}"),
+)
+_RAY = """
+kind: RayCluster
+spec:
+  workerGroupSpecs:
+  - replicas: 2
+    rayStartParams: {{num-gpus: "{}"}}
+    template:
+      spec: {{containers: [{{image: a, resources: {{limits: {{nvidia.com/gpu: 8}}}}}}]}}
+"""
+_TWO_LAUNCHES = jobset(POD) + changed(
+    jobset(POD).partition("replicatedJobs:\n")[2],
+    *((("name: workers"), ("name: reward")), (":1 x", ":2 x"), ("llm-workers", "llm-reward")),
+)
 MANIFESTS = (
     # without a launcher, the operator of a PyTorchJob starts one process
     (pytorchjob(POD), OK, "2 pods with 16 GPUs"),
@@ -390,6 +409,17 @@ MANIFESTS = (
             [('-np, "17", all_reduce_perf', '-np, $NP, all_reduce_perf, -n, "50"')],
         )
     ),
+    *(
+        (changed(mpijob(count), ("all_reduce_perf", "python, x.py"),
+                 ("name: l,", "name: l, image: a,"), ("mpirun,", f"mpirun, -hostfile, {hosts},")),
+         *says)
+        for count, hosts, *says in (
+            (17, "/etc/mpi/hostfile", CRITICAL, "mpirun -np 17, but workers have 16 slots"),
+            (8, "/etc/mpi/hostfile", WARNING, "mpirun -np 8, but its nodes have 16 GPUs: idle"),
+            (8, "hosts", OK, "3 pods"),
+        )
+    ),
+    (mpijob(8), OK, "3 pods"),  # of a test, which may take several GPUs itself
     (changed(mpijob(17), ("spec:\n", "spec:\n  runLauncherAsWorker: true\n"), count=1), OK, ""),
     # a training cannot write where its container has a mount that is read-only
     *(
@@ -412,8 +442,101 @@ MANIFESTS = (
             ("/data/run", _CLAIM, ""),
             ("ckpt", _CLAIM, ""),
             ("/ckpt/run", "emptyDir: {}", ""),
+            ("/data/run", "emptyDir: {}", "/data/run is lost with its pod: /data is of kind empty"),
+            ("/data/run", "ephemeral: {volumeClaimTemplate: {}}", "/data is of kind ephemeral"),
+            ("a --save_steps 5 --output_dir /data", "emptyDir: {}", "--output_dir /data is lost"),
+            ("/data/run; aws s3 sync /data s3://a", "emptyDir: {}", ""),
+            ("/data/run --upload-to gs://a", "emptyDir: {}", ""),
         )
     ),
+    # another container of the pod may copy what is there
+    (jobset(changed(_SAVES, (":1 x", ":1 x --ckpt /data"),
+                    ("volumes: [", "volumes: [{name: data, emptyDir: {}}, "),
+                    ("name: sidecar", "name: s\n    volumeMounts: [{name: data, mountPath: /a}]"))),
+     OK, "2 pods"),
+    # a shell inside the container says where it saves
+    (jobset(changed(_SAVES, ("- torchrun", "- D=/data; torchrun"), (":1 x", ":1 x --ckpt $D/a"),
+                    ("volumes: [", "volumes: [{name: data, emptyDir: {}}, "))),
+     WARNING, "--ckpt /data/a is lost with its pod"),
+    # some kinds of volumes, and the image itself, may be read-only
+    *(
+        (jobset(changed(_SAVES, (":1 x", ":1 x --output_dir /data/run"),
+                        ("volumes: [", f"volumes: [{{name: data, {kind}: {{}}}}, "))), *says)
+        for kind, *says in (
+            ("configMap", CRITICAL, "/data/run cannot be written: /data is a configMap"),
+            ("projected", CRITICAL, "/data is a projected"), ("csi", OK, "2 pods"),
+        )
+    ),
+    *(
+        (jobset(changed(POD, (":1 x", f":1 x --output_dir {path}"),
+                        ("image", f"{_READ_ONLY}\n    image"))), *says)
+        for path, *says in (
+            ("/out", CRITICAL, "/out cannot be written: readOnlyRootFilesystem is true"),
+            ("/dev/shm/out", OK, "2 pods"),
+        )
+    ),
+    # a training is told to stop before it is killed
+    *(
+        (jobset(changed(POD, ("image", f"lifecycle: {{preStop: {hook}}}\n    image"))), *says)
+        for hook, *says in (
+            ("{exec: {command: [sh, -c, touch a && sleep 30]}}", WARNING,
+             "preStop waits for 30 s of the 30 s of terminationGracePeriodSeconds"),
+            ("{sleep: {seconds: 31}}", WARNING, "preStop waits for 31 s"),
+            ("{sleep: {seconds: 29}}", OK, "2 pods"),
+        )
+    ),
+    # it does nothing after its deadline, wherever that stands
+    *(
+        (changed(jobset(changed(POD, (":1 x", ":1 x --save-every-minutes 61"))), *pairs), *says)
+        for pairs, *says in (
+            ([("        parallelism", "        activeDeadlineSeconds: 3600\n        parallelism")],
+             WARNING, "--save-every-minutes 61 comes after the end of the job: activeDeadlineSec"),
+            ([("  containers", "  activeDeadlineSeconds: 7200\n            containers")],
+             OK, "2 pods"),
+        )
+    ),
+    # a setting that chooses a network of devices takes one
+    *(
+        (pytorchjob(changed(POD, ("env: [", f"env: [{{name: {name}, value: {value}}}, "), *pairs)),
+         *says)
+        for name, value, pairs, *says in (
+            ("FI_PROVIDER", "efa", [], WARNING, "Master and Worker: FI_PROVIDER=efa takes a netw"),
+            ("NCCL_NET", "IB", [], WARNING, "NCCL_NET=IB takes a network device"),
+            ("NCCL_IB_HCA", "^mlx5_0", [], OK, "2 pods"),
+            ("NCCL_NET", "Socket", [], OK, "2 pods"),
+            ("FI_PROVIDER", "efa", [('gpu: "8"', 'gpu: "8", vpc.amazonaws.com/efa: 1')], OK, "2"),
+            ("FI_PROVIDER", "efa", [("env", "securityContext: {privileged: true}\n    env")], OK,
+             "2 pods"),
+        )
+    ),
+    # Ray counts the GPUs that it is told
+    *(
+        (_RAY.format(count), *says)
+        for count, *says in (
+            ("1", WARNING, "rayStartParams.num-gpus is 1, but the pod has 8 GPUs: Ray leaves"),
+            ("9", WARNING, "num-gpus is 9, but the pod has 8 GPUs: Ray starts workers without"),
+            ("8", OK, "2 pods"), ("0", OK, "2 pods"), ("$N", OK, "2 pods"),
+        )
+    ),
+    # templates of one launch meet at one place; launches beside each other have their own
+    (changed(pytorchjob(POD), (":1 x", ":2 x"), count=1), CRITICAL,
+     "PyTorchJob llm, Master and Worker: port is 2 in Master but 1 in Worker: pods of one"),
+    (changed(pytorchjob(POD), ("=c10d", "=c10d --rdzv-id=a"), count=1), OK, "2 pods"),
+    *(
+        (changed(GROUPS, ("workerT", "leaderT")) + inside(_OF_GROUP.format(1), 6)
+         + f"\n    workerTemplate:\n      {inside(_OF_GROUP.format(port), 6)}", *says)
+        for port, *says in ((1, OK, "2 pods"), (2, CRITICAL, "port is 1 in leaderTemplate but 2"))
+    ),
+    # Lightning starts a process for each of its devices
+    *(
+        (jobset(changed(POD, ("[bash, -c]", f"[python, t.py, trainer.devices={count}]"),
+                        ("- torchrun --nnodes=2 --nproc-per-node=8 ", "- "))), *says)
+        for count, *says in (
+            (4, WARNING, "4 processes (devices of Lightning) for 8 GPUs: idle"),
+            (8, OK, "2 pods"), ("auto", OK, "2 pods"),
+        )
+    ),
+    (_TWO_LAUNCHES, OK, "4 pods with 32 GPUs"),
     # an index begins with 0 in each job of a JobSet
     (_BY_INDEX, OK, "2 pods"),
     (changed(_BY_INDEX, ("replicas: 1", "replicas: 2"), ("parallelism: 2", "parallelism: 1")),

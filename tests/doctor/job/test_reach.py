@@ -25,6 +25,14 @@ def said(text: str) -> str:
     return " ".join(one.text for one in slurm_script.parse(f"#!/bin/bash\n{text}\n").faults)
 
 
+_HOSTS = (
+    "ssh a torchrun --nnodes={0} --node-rank=0 --master-addr=a --master-port=2 t.py &\n"
+    "ssh b torchrun --nnodes={0} --node-rank={1} --master-addr={2} --master-port={3} t.py &\nwait"
+)
+_STEPS = "#SBATCH -N 1 {}\nsrun {} python a.py &\nsrun --gpus=8 torchrun --nproc-per-node=8 t.py"
+_OTHERS = (
+    "\nfor ((i = 1; i < N; i++)); do\n  srun -N1 -n1 -w ${H[$i]} ray start --block &\ndone\nwait  #"
+)
 CASES = (
     (f"{_SET}{_MPI} python t.py", f"{_SET}{_MPI} -x MASTER_ADDR -x NCCL_DEBUG python t.py",
      "MASTER_ADDR, NCCL_DEBUG, but mpirun does not pass them on"),
@@ -84,6 +92,81 @@ CASES = (
     ("#SBATCH -N 1\nsrun python t.py --ckpt=/tmp/a",
      "#SBATCH -N 1\nsrun python t.py --ckpt=/tmpfs/a --output_dir /tmp/a",
      "--ckpt /tmp/a is of one node"),
+    *(
+        ("#SBATCH -N 1\nsrun python t.py --save_dir /tmp/a\nA",
+         f"#SBATCH -N 1\n{right}", "--save_dir /tmp/a is of one node")
+        for right in (
+            "srun python t.py --save_dir /tmp/a\ncd /tmp/a\ntar cf /c/a.tar .",
+            "while b; do\n  rclone sync /tmp/a /c\ndone &\nsrun python t.py --save_dir /tmp/a",
+            "f() {\n  cp -r /tmp/a $HOME\n}\ntrap f EXIT\nsrun python t.py --save_dir /tmp/a",
+            "srun python t.py --save_dir /tmp/a\nsrun bash -c 'mv /tmp/a/* /c'",
+            "srun python t.py --save_dir /tmp/a\n./upload.sh /tmp/a",
+            "srun python t.py --non-persistent-local-ckpt-dir /tmp/a",
+        )
+    ),
+    # what is copied into the folder, or removed before, is not what it saves there
+    *(
+        (f"W=/n/$USER\n{wrong}", f"W=/n/$USER\n{right}",
+         "--ckpt /n/$USER/c is removed behind the training: nothing copies it")
+        for wrong, right in (
+            ("tar -xf d.tar -C $W\npython t.py --ckpt $W/c\nrm -rf $W",
+             "rm -r $W\npython t.py --ckpt $W/c\nif b; then\n  rm -r $W\nfi"),
+            ("rsync d/ $W/\ntrap 'rm -r $W' EXIT\npython t.py --ckpt $W/c",
+             "rsync d/ $W/d\ntrap 'rm -r $W/d' EXIT\npython t.py --ckpt $W/c"),
+            ("python t.py --ckpt $W/c\nA=$(a)\nrm -r $W",
+             "A=$(a)\npython t.py --ckpt $A/c\nA=$(b)\nrm -r $A"),
+            ("f() {\n  rm -rf $W/*\n}\ntrap f 0 TERM\npython t.py --ckpt $W/c",
+             "f() {\n  rm -rf $W/*\n}\npython t.py --ckpt $W/c"),
+        )
+    ),
+    *(
+        (_STEPS.format("--gpus=8", "--gpus=4"), right, "the next srun waits until it ends")
+        for right in (
+            _STEPS.format("--gpus=12", "--gpus=4"),
+            _STEPS.format("--exclusive", "--gpus=4"),  # as many as the node has
+            _STEPS.format("--gpus=8", "--gpus=4 --overlap"),
+            _STEPS.format("--gpus=8", "--gpus=4").replace("\nsrun --gpus=8", _OTHERS),
+            _STEPS.format("--gpus=8", "--gpus=4").replace("srun", "if a; then\nsrun", 1) + "\nfi",
+        )
+    ),
+    # tasks of an array that run at once save in one folder each
+    *(
+        ("#SBATCH --array=0-3%2\nsrun python t.py --save /c/r --lr $SLURM_ARRAY_TASK_ID",
+         right, "all tasks of the array save in --save /c/r at once")
+        for right in (
+            "#SBATCH --array=0-3%1\nsrun python t.py --save /c/r",
+            "#SBATCH --array=0-3\nsrun python t.py --save /c/$SLURM_ARRAY_TASK_ID",
+            "#SBATCH --array=0-3\nsrun python t.py --save /c/$SLURM_JOB_ID",
+            "#SBATCH --array=0-3\nsrun python t.py --save /c --name r$SLURM_ARRAY_TASK_ID",
+        )
+    ),
+    # what the script's own shell puts into a folder of its node is on no other
+    *(
+        (f"#SBATCH -N 2\n{fills}\nsrun {reads}", right, "is of each node alone")
+        for fills, reads, right in (
+            ("tar xf d.tar -C /tmp/d", "python t.py --data /tmp/d/train",
+             "#SBATCH -N 1\ntar xf d.tar -C /tmp/d\nsrun python t.py --data /tmp/d/train"),
+            ("cat > $TMPDIR/r.sh <<'E'\npython t.py\nE", "bash $TMPDIR/r.sh",
+             "#SBATCH -N 2\ncat > r.sh <<'E'\npython t.py\nE\nsrun bash r.sh"),
+            ("cp -r d /dev/shm/d", "bash -c 'python t.py --data=/dev/shm/d'",
+             "#SBATCH -N 2\nsrun cp -r d /dev/shm/d\nsrun python t.py --data=/dev/shm/d"),
+            ("cp d /tmp/d", "python t.py /tmp/d",
+             "#SBATCH -N 2\ncp d /tmp/d\nsbcast /tmp/d /tmp/d\nsrun python t.py /tmp/d"),
+        )
+    ),
+    *(
+        (f"srun --container-image=a {options} {run}",
+         f"srun --container-image=a --container-mounts=$HOME/a:$HOME/a {options} {run}",
+         "is lost when its container ends: with --no-container-mount-home its home is its own")
+        for options, run in (
+            ("--no-container-mount-home", "torchrun t.py --exp-dir=$HOME/a/c"),
+            ("--container-writable --no-container-mount-home",
+             "bash -c 'torchrun t.py --save $HOME/a'"),
+        )
+    ),
+    ("docker run --gpus all --rm -v /c:/c a python t.py --save=/out",
+     "docker run --gpus all --rm -v /c:/c --volumes-from b a python t.py --save=/out",
+     "--save /out is lost when its container ends"),
     ("#SBATCH -N 2 --gpus-per-node=8\npython t.py", "#SBATCH -N 1 --gpus-per-node=8\npython t.py",
      "asks for 2 tasks, but starts `python t.py` once: srun is missing"),
     ("#SBATCH -N 1 --ntasks-per-node=8 --gres=gpu:8\npython -u t.py",
@@ -116,6 +199,15 @@ CASES = (
             f"srun --nodes=2 {_REMOTE}",
         )
     ),
+    *(
+        (_HOSTS.format(2, 1, *wrong), _HOSTS.format(2, 1, "a", 2), words)
+        for wrong, words in (
+            (("a", 3), "--master-port is 2 here but 3 there: nodes of one launch never meet"),
+            (("b", 2), "--master-addr is a here but b there"),
+        )
+    ),
+    (_HOSTS.format(3, 1, "a", 2), "./start.sh 2 &\n" + _HOSTS.format(3, 1, "a", 2),
+     "torchrun waits for 3 nodes, but the script starts it on 2"),
     ("while read -r host; do\n  ssh $host nvidia-smi\ndone < hosts",
      "while read -r host; do\n  ssh -n $host nvidia-smi\ndone < hosts",
      "ssh in a loop of `read` takes the other lines"),

@@ -36,8 +36,6 @@ PROGRAMS: Sequence[tuple[str, str]] = (
     *here("srun ray start HERE",
           ("--address=a:6379 &", "--address=a:6379 --block &"),
           ("--head --block\npython a.py", "--head --block &\npython a.py")),
-    *here("#SBATCH --time=60:00\ntorchrun --nproc-per-node=4 t.py --exit-duration-in-mins HERE",
-          ("61", "60")),  # an hour
     *here("export HERE\ntorchrun --nproc-per-node=4 a.py",
           ("NCCL_NET=ib NCCL_IB_DISABLE=1", "NCCL_NET=ib NCCL_IB_DISABLE=0"),
           ("GLOO_SOCKET_IFNAME=^docker0", "GLOO_SOCKET_IFNAME=eth0"),
@@ -45,6 +43,7 @@ PROGRAMS: Sequence[tuple[str, str]] = (
     (f"{_TWO}docker run a torchrun b.py", f"{_TWO}podman run --gpus all a torchrun b.py"),
     *here(f"{_TWO}docker run HERE a torchrun --nnodes=2 --nproc-per-node=4 b.py",
           ("-p 29500:29500", "--network=host"), ("--gpus all", "--ipc=host"),
+          ("--shm-size 64", "--shm-size 64g"),
           ("--device=/dev/infiniband", "--device=/dev/infiniband --ulimit memlock=-1")),
     *here(f"{_TWO}srun apptainer exec HERE x.sif torchrun b.py", ("--bind /a:/b", "--nv")),
 )  # fmt: skip

@@ -9,12 +9,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.doctor.job.sources import programs, shell
+from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
     from dshealthd.doctor.job.sources.programs import Read
 
 _OUTER = programs.WRAPPERS | programs.ELSEWHERE | {"srun"}
 """Programs that run another one among their words."""
+_HOSTS = frozenset({"hostfile", "machinefile", "host", "H"})
+"""Options of mpirun that say where it starts its processes, and how many."""
+OF_OPERATOR = frozenset({"/etc/mpi/hostfile", "$OMPI_MCA_orte_default_hostfile"})
+"""The hostfile of the workers (mpi-operator, mpi_job_controller.go, configMountPath)."""
+_COUNTS = ("np", "n", "c")
+"""Options of mpirun that say how many processes it starts."""
+_STARTS_RANKS = programs.LAUNCHERS | {"torch.distributed.run", "torch.distributed.launch"}
 _MAY_HOLD_OPTIONS = re.compile(r"\$(?!(?:\w+|\{\w+\})[/:])")
 """Begins a word that may become several; a path that begins with a variable is one."""
 
@@ -40,6 +48,24 @@ class Call(NamedTuple):
         names = map(os.path.basename, self.words)
         inner = (at for at, name in enumerate(names) if programs.runs_programs(name))
         return list(self.words[: next(inner, None)])
+
+    @property
+    def hosts(self) -> set[str]:
+        """Hosts and files of them that mpirun is given."""
+        given = self.options
+        return {text for name in given.keys() & _HOSTS for text in given[name]}
+
+    @property
+    def processes(self) -> int | None:
+        """Ranks of a training that mpirun starts with it, each of them Python alone; None if it
+        starts something else, or only on hosts that are chosen, or their number is unknown.
+        """
+        names = [os.path.basename(word) for word in self.words]
+        is_alone = any(map(programs.PYTHON.fullmatch, names)) and not _STARTS_RANKS & {*names}
+        given = self.options
+        if self.program not in programs.MPI or not is_alone or not self.hosts <= OF_OPERATOR:
+            return None
+        return natural("".join(next((given[name][0] for name in _COUNTS if name in given), "")))
 
     @property
     def options(self) -> Mapping[str, list[str]]:

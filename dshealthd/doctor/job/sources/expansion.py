@@ -39,6 +39,8 @@ _WHERE = re.compile(r"\s*(?:which|command\s+-v|type\s+-p)\s+([\w.-]+)\s*")
 """A command that prints where a program is."""
 _ECHO = re.compile(r"\s*echo\s+((?!-)[^'`|;&<>()\\]*)")
 """A command that prints its own words."""
+_COUNT = re.compile(r"\s*echo\s+((?!-)[^'`|;&<>()\\]*?)\s*\|\s*wc\s+(?:-w|--words)\s*")
+"""A command that counts words."""
 _CAT = re.compile(
     r"\s*cat\s*<<-?[ \t]*(?P<quote>['\"\\]?)(?P<end>\w+)['\"]?[ \t]*\n(?P<body>.*)\n\t*(?P=end)\s*",
     re.DOTALL,
@@ -85,6 +87,8 @@ _COMPUTED = "COMPUTED_"
 """Begins the variable that stands for an arithmetic expansion: the rest is its text in hex."""
 _ECHOED = "ECHOED_"
 """Begins the variable that stands for what `echo` prints, likewise."""
+_COUNTED = "COUNTED_"
+"""Begins the variable that stands for the number of these words, likewise."""
 _CALLED = "CALLED_"
 """Begins the variable that stands for what a function prints: the rest is its name."""
 FUNCTION = "BASH_FUNC_"
@@ -163,6 +167,8 @@ def _substituted(command: str, variables: Variables) -> str:
         return kept(cat["body"].rstrip("\n"), cat["quote"], variables)
     if said := _ECHO.fullmatch(command):
         return f"${{{_ECHOED}{said[1].encode().hex()}}}"
+    if counted := _COUNT.fullmatch(command):
+        return f"${{{_COUNTED}{counted[1].encode().hex()}}}"
     if kind := _list_of(command):
         return f"${{{kind}}}"
     if _OWN_NAME.match(command):
@@ -247,9 +253,12 @@ def _value(match: re.Match[str], variables: Variables) -> str:
         return str(at) if match["count"] else "".join(elements[at : at + 1])
     if match["at"] or match["count"]:
         return match[0]
-    if name.startswith(_ECHOED):
-        text = bytes.fromhex(name.removeprefix(_ECHOED)).decode()
-        return " ".join(part for one in text.split() for part in expanded(one, variables))
+    if name.startswith((_ECHOED, _COUNTED)):
+        text = bytes.fromhex(name.removeprefix(_ECHOED).removeprefix(_COUNTED)).decode()
+        said = " ".join(part for one in text.split() for part in expanded(one, variables))
+        if name.startswith(_ECHOED):
+            return said
+        return match[0] if "$" in said else str(len(said.split()))
     if name.startswith(_COMPUTED):
         return computed(bytes.fromhex(name.removeprefix(_COMPUTED)).decode(), variables)
     if name.startswith(_CALLED):

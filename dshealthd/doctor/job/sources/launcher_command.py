@@ -82,9 +82,20 @@ READ = (
 """Options that checks read; argparse accepts any prefix that no other option shares."""
 
 
-_WRITES = re.compile(r"(?:^|[_-])(?:out|output|save|ckpt|checkpoints?|results?)(?:$|[_-])")
-SAVES = re.compile(r"(?:^|[_-])(?:save|ckpt|checkpoints?)(?:$|[_-])")
-"""In options that say where a training writes, and where it saves its checkpoints."""
+_SAVES = r"(?:^|[_-])(?:save|ckpt|checkpoints?)(?:$|[_-])|^(?:exp|experiment|default_root)_dir$"
+SAVES = re.compile(_SAVES)
+_WRITES = re.compile(
+    rf"{_SAVES}|(?:^|[_-])(?:out|output|results?)(?:$|[_-])|^(?:run|work|storage)_(?:dir|path)$"
+)
+"""In options that say where a training saves its checkpoints (NeMo, exp_manager; Lightning,
+Trainer), and where it writes.
+"""
+_OF_TRAINER = frozenset({"save_steps", "save_strategy", "save_total_limit"})
+"""Options of Hugging Face's Trainer, which saves in its output_dir (TrainingArguments)."""
+_OF_TIER = re.compile(r"(?:^|_)(?:local|non_persistent|te?mp|scratch|cache|memory|fast)(?:_|$)")
+"""In options for copies of checkpoints that are not meant to last (Megatron-LM,
+--non-persistent-local-ckpt-dir).
+"""
 LIKENESS = 0.75
 """Share of letters in common with a known name from which that name is suggested."""
 MISSPELT = 0.88
@@ -113,6 +124,15 @@ def pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 def outputs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the arguments in words that say where a training writes, by their last name."""
     yield from ((name, path) for name, path in pairs(words) if _WRITES.search(name))
+
+
+def saves(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield those that say where it saves what must last."""
+    names = {name for name, _ in pairs(words)}
+    for name, path in outputs(words):
+        is_of_trainer = name == "output_dir" and bool(names & _OF_TRAINER)
+        if (SAVES.search(name) or is_of_trainer) and not _OF_TIER.search(name):
+            yield name, path
 
 
 @dataclass(frozen=True, slots=True)

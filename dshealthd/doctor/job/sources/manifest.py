@@ -72,6 +72,8 @@ class PodTemplate:
     """Pods that run at once; those of one group, if there are groups."""
     groups: int = 1
     """Replicas of a job inside it: of a JobSet's."""
+    inside: tuple[ManifestFields, ...] = ()
+    """The parts of the object that it stands in, from the outermost in."""
 
     @property
     def kind(self) -> str:
@@ -156,6 +158,29 @@ class PodTemplate:
             path.rstrip("/"): (one, self.volumes.get(one.text("name"), none))
             for path, one in mounts
         }
+
+    @property
+    def deadline(self) -> int | None:
+        """Seconds after which its controller ends it, if there is a limit."""
+        parts = (self.spec, *self.inside, self.above.at("runPolicy"))
+        found = [natural(one.text("activeDeadlineSeconds")) for one in parts]
+        return min(filter(None, found), default=None)
+
+    @property
+    def gpus_of_ray(self) -> int | None:
+        """GPUs that Ray is told to count in it; None where KubeRay reads them from the limits
+        (ray-operator, common/pod.go, generateRayStartCommand).
+        """
+        told = [natural(one.at("rayStartParams").text("num-gpus")) for one in self.inside]
+        return next(filter(None, told), None)
+
+    @property
+    def before_stop(self) -> int:
+        """Seconds that its hook waits before the training is told to stop."""
+        hook = self.main.at("lifecycle", "preStop")
+        words = " ".join(map(str, hook.at("exec").listed("command")))
+        waits = map(natural, re.findall(r"\bsleep\s+(\d+)\b", words))
+        return sum(filter(None, waits)) or hook.at("sleep").number("seconds", 0)
 
     @property
     def processes(self) -> str:
@@ -304,10 +329,11 @@ def _pods(
     name: str,
     count: int = 1,
     groups: int = 1,
-    above: ManifestFields = ManifestFields(),  # noqa: B008 - it is never changed
+    above: tuple[ManifestFields, ...] = (),
 ) -> Iterator[PodTemplate]:
+    no_fields = (ManifestFields(),)
     if node.each("containers"):
-        yield PodTemplate(whole, above, node, name, count, groups)
+        yield PodTemplate(whole, (above or no_fields)[-1], node, name, count, groups, above)
         return
     if whole.get("kind") == "TrainJob" and name == "trainer":
         container = {**node.value, "resources": node.get("resourcesPerNode")}
@@ -322,7 +348,7 @@ def _pods(
     for key, below in node.below():
         inner = name if key in {"spec", "template"} else below.text("name") or key
         many = 1 if key == "leaderTemplate" else count
-        yield from _pods(whole, below, inner, many, groups, node)
+        yield from _pods(whole, below, inner, many, groups, (*above, node))
 
 
 def is_gpu(resource: str) -> bool:

@@ -9,12 +9,15 @@ import os
 import re
 from collections.abc import Callable, Container, Sequence
 
+from dshealthd.jobs.environment import natural
+
 Read = Callable[[str], str]
 """Returns the text of a file; empty where there is none."""
 
 LAUNCHERS = frozenset({"torchrun", "deepspeed", "accelerate", "accelerate-launch", "srun"})
 CONTAINERS = frozenset({"singularity", "apptainer", "enroot", "podman", "docker"})
-CALLED = frozenset({"mpirun", "mpiexec", "ray"}) | CONTAINERS - {"enroot"}
+MPI = frozenset({"mpirun", "mpiexec"})
+CALLED = MPI | {"ray"} | CONTAINERS - {"enroot"}
 """Programs whose options rules read, besides those of launchers."""
 HERE = frozenset(
     "command exec time nohup env stdbuf nice ionice chrt numactl taskset"  # noqa: SIM905
@@ -46,6 +49,24 @@ def runs_programs(name: str) -> bool:
 def runs_shell(words: Sequence[str]) -> bool:
     """Return whether one of these words is a shell, which reads what follows."""
     return any(os.path.basename(word) in _SHELLS for word in words)
+
+
+def gpus_of_container(words: Sequence[str]) -> int | None:
+    """Return the GPUs that --gpus of docker gives a container; None for all, or unknown
+    (docs.docker.com/reference/cli/docker/container/run, --gpus).
+    """
+    for word, following in itertools.pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if name == "--gpus":
+            kind, _, listed = (value if equals else following).strip("'\"").partition("=")
+            is_known = "$" not in listed and '"' not in listed
+            return len(listed.split(",")) if kind == "device" and is_known else natural(kind)
+    return None
+
+
+def is_file(word: str) -> bool:
+    """Return whether a program is a file of somebody's own, which may start anything."""
+    return re.search(r"/|\.(?:sh|py)$", word) is not None
 
 
 def leaves_to_others(line: str) -> bool:

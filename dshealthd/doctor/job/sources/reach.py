@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.doctor.job.sources import launcher_command
+from dshealthd.doctor.job.sources.kept import arguments
 from dshealthd.doctor.job.sources.shell_faults import ScriptFault
 from dshealthd.doctor.job.sources.source import training_variables
 
@@ -38,11 +39,13 @@ _OF_CONTAINER = ("APPTAINERENV_", "SINGULARITYENV_")
 _EPHEMERAL = frozenset({"rm", "writable-tmpfs", "container-image"})
 """Options with which what a container changes ends with it."""
 _CONTAINS = frozenset({"contain", "c", "containall", "C"})
-_OF_CONTAINER_ALONE = re.compile(r"(?:~|\$\{?HOME\}?|/root|/home/[^/]+|/tmp|/var/tmp)(?:/|$)")
+_OF_HOME = r"~|\$\{?HOME\}?|/root|/home/[^/]+"
+_OF_CONTAINER_ALONE = re.compile(rf"(?:{_OF_HOME}|/tmp|/var/tmp)(?:/|$)")
 """Folders that a container of apptainer has of its own with these options (apptainer exec(1))."""
-_OF_NODE = re.compile(r"(/tmp|/dev/shm|\$\{?(SLURM_)?TMPDIR\}?)(/|$)")
-"""Folders of a node; files there are of no other, and often removed behind the job."""
-_COPIES = frozenset({"cp", "mv", "rsync", "tar", "rclone", "aws", "gsutil", "gcloud", "azcopy"})
+_WITHOUT_HOME = "no-container-mount-home"
+"""An option of pyxis with which a container has a home of its own (github.com/NVIDIA/pyxis)."""
+_MORE_MOUNTS = frozenset({"mount", "volumes-from", "tmpfs"})
+"""Options of docker for mounts that are not read here."""
 
 
 class Crossing(NamedTuple):
@@ -75,18 +78,28 @@ def crossing(call: Call, *, is_batch: bool) -> Crossing | None:
     return None
 
 
+def saves(words: Sequence[str], variables: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return where what a command starts writes, also by the text of a shell."""
+    found = [
+        *launcher_command.outputs(words),
+        *launcher_command.outputs(arguments(words, variables)),
+    ]
+    return list(dict.fromkeys(found))
+
+
 def faults(
     seen: Sequence[ShellCommand],
     found: Sequence[Call],
     assigned: Mapping[str, bool],
     needed: Collection[str],
+    variables: Mapping[str, str],
     *,
     is_batch: bool,
 ) -> Iterator[ScriptFault]:
     """Yield what does not reach the processes of a script's commands.
 
-    `assigned` are the variables that the script sets, and `needed` those of them that a training
-    needs.
+    `assigned` are the variables that the script sets, `needed` those of them that a training
+    needs, and `variables` the values that are known.
     """
     for call in found:
         way = crossing(call, is_batch=is_batch) if "trains" in call.options else None
@@ -107,22 +120,15 @@ def faults(
                 f" {'it' if len(lost) == 1 else 'them'} on to its processes without {way.remedy}",
                 *(lost[0], call.program),
             )
+        saved = saves((call.program, *call.words), variables)
+        yield from _ending(call.program, call.options, saved)
         yield from _unmounted(call.program, call.options, call.words)
-    copies = any(_COPIES.intersection(map(os.path.basename, one.words)) for one in seen)
-    for one in seen if is_batch and not copies else ():
-        for option, path in launcher_command.outputs(one.words):
-            if launcher_command.SAVES.search(option) and _OF_NODE.match(path):
-                yield ScriptFault(
-                    f": --{option} {path[:80]} is of one node, and gone when the job ends: nothing"
-                    " copies it",
-                    *(path, option),
-                    is_critical=False,
-                )
     for at, one in enumerate(seen):
         yield from _outside(one, seen[at + 1 : at + 2])
         if one.words[0] == "srun" and (step := launcher_command.parse(one.words, {})):
             yield from _cut(step.options.get("export", ""))
             options = {name: [value] for name, value in step.options.items()}
+            yield from _ending("srun", options, saves(one.words, variables))
             yield from _unmounted("srun", options, step.arguments)
 
 
@@ -177,25 +183,30 @@ def _is_in(path: str, folders: Iterable[str]) -> bool:
     return any(path == one or path.startswith(f"{one}/") for one in folders if one)
 
 
-def _unmounted(
-    program: str, options: Mapping[str, Sequence[str]], words: Sequence[str]
+def _ending(
+    program: str, options: Mapping[str, Sequence[str]], saved: Sequence[tuple[str, str]]
 ) -> Iterator[ScriptFault]:
-    """Yield a path of the host that the processes of a container are given, but which is mounted
-    at another place there; and one where they write that ends with the container.
-    """
+    """Yield a path where the processes of a container write that ends with the container."""
     mounts = _mounts(program, options)
+    is_known = not any(re.match(r"\$(?!\{?HOME\b)", source) for source in mounts)
     inside = {source: target for source, target in mounts.items() if _top(source) != _top(target)}
     own = {_top(target) for target in inside.values()}  # folders that the host need not have
     ends = set() if "container-name" in options else _EPHEMERAL & options.keys()
     alone = _CONTAINS & options.keys() if program in _APPTAINER else set()
     alone = set() if options.keys() & {"home", "H", "workdir", "W"} else alone
-    for option, path in launcher_command.outputs(words):
-        is_own = path.startswith("/") and _top(path) in own
-        if alone and _OF_CONTAINER_ALONE.match(path) and not _is_in(path, mounts.values()):
+    whose, alike = "its home and /tmp are its own", _OF_CONTAINER_ALONE
+    if program == "srun" and "container-name" not in options and is_known:
+        alone = {_WITHOUT_HOME} & options.keys()
+        whose, alike = "its home is its own", re.compile(rf"(?:{_OF_HOME})(?:/|$)")
+    # docker has nothing of the host but its mounts
+    has_all = program in _CONTAINERS and is_known and not {"open", *_MORE_MOUNTS} & options.keys()
+    for option, path in saved:
+        is_own = path.startswith("/") and (has_all or _top(path) in own)
+        if alone and alike.match(path) and not _is_in(path, mounts.values()):
             yield ScriptFault(
                 f": --{option} {path[:80]} is lost when its container ends: with"
-                f" {'-' * min(2, len(min(alone)))}{min(alone)} its home and /tmp are its own, and"
-                " nothing is mounted there",
+                f" {'-' * min(2, len(min(alone)))}{min(alone)} {whose}, and nothing is mounted"
+                " there",
                 *(path, path),
             )
         elif ends and is_own and not _is_in(path, mounts.values()):
@@ -204,8 +215,17 @@ def _unmounted(
                 f" there, and --{min(ends)} keeps no changes of an image",
                 *(path, path),
             )
+
+
+def _unmounted(
+    program: str, options: Mapping[str, Sequence[str]], words: Sequence[str]
+) -> Iterator[ScriptFault]:
+    """Yield a path of the host that the processes of a container are given, but which is mounted
+    at another place there.
+    """
     if program not in {*_CONTAINERS, "srun"}:
         return  # others have more of the host than is said
+    mounts = _mounts(program, options)
     last = max((at for at, word in enumerate(words) if word in mounts or ":" in word), default=-1)
     texts = words if program == "srun" else words[last + 1 :]
     for path in re.findall(r"(?:^|[\s='\"])((?:/|\$\{?\w+\}?/)[\w./-]+)", "\n".join(texts)):

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.doctor.job.sources import launcher_command, programs, shell
-from dshealthd.jobs.environment import natural
+from dshealthd.jobs.environment import is_loopback, natural
 
 if TYPE_CHECKING:
+    from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
     from dshealthd.doctor.job.sources.shell import ShellCommand
 
 _SAYS = frozenset({"echo", "printf", "date"})
@@ -40,6 +41,7 @@ def faults(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
     """Yield what a shell does otherwise than a script means."""
     lines = shell.without_comments(text)
     yield from _statuses(seen)
+    yield from _apart(seen)
     for loop in _WHILE_READ.finditer(lines):
         for one in _TAKES_INPUT.finditer(loop["body"]):
             if not _FED.search(one["rest"]):
@@ -69,6 +71,40 @@ def faults(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
                 " missing behind it, and `wait` behind the loop",
                 *("&", command.words[0]),
             )
+
+
+def _apart(seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
+    """Yield why nodes do not meet of which each has a command of its own, with its rank."""
+    ranks: dict[int, LauncherCommand] = {}
+    is_whole = True
+    for one in seen:
+        found = launcher_command.parse(one.words, {})
+        inner = found.find("torchrun") if found else None
+        if inner is None:
+            program = os.path.basename(one.words[0])
+            starts = program in {"srun", *programs.ELSEWHERE} or programs.runs_shell(one.words)
+            is_whole = is_whole and not starts and not programs.is_file(one.words[0])
+            continue
+        rank, is_sure = inner.number("node-rank"), not (one.in_loop or one.is_conditional)
+        if not is_sure or rank is None or rank in ranks or (inner.number("nnodes") or 1) == 1:
+            return  # another one, or as many as only its shell knows
+        ranks[rank] = inner
+    for name in ("nnodes", "master-port", "master-addr", "rdzv-id", "rdzv-backend"):
+        texts = {inner.options.get(name, "") for inner in ranks.values()}
+        known = sorted(text for text in texts if text and "$" not in text)
+        if len(known) > 1 and not any(map(is_loopback, known)):
+            yield ScriptFault(
+                f": --{name} is {' here but '.join(known)[:80]} there: nodes of one launch never"
+                " meet",
+                *(f"--{name}", "torchrun"),
+            )
+            return
+    nodes = max((inner.number("nnodes") or 1 for inner in ranks.values()), default=1)
+    if is_whole and 1 < len(ranks) < nodes:
+        yield ScriptFault(
+            f": torchrun waits for {nodes} nodes, but the script starts it on {len(ranks)}",
+            *("--nnodes", "torchrun"),
+        )
 
 
 def _statuses(seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.job.sources import launcher_command, programs, shell
+from dshealthd.doctor.job.sources import launcher_command, programs, shell, steps
 from dshealthd.doctor.job.sources.shell_faults import ScriptFault
 from dshealthd.doctor.job.sources.slurm_options import gpus_per_node, seconds, tasks_per_node
 from dshealthd.jobs.environment import natural
@@ -24,12 +24,8 @@ _SIGNAL = re.compile(r"(?:([RB]+):)?(\w+)(?:@(\d+))?")
 _NAMED = re.compile(r"(?<![\\$])\$\{?([A-Za-z]\w*(?<!_)_|SLURM_\w+)\b(?!:|-|\+|\?)")
 _GROUP = re.compile(r"_HET_GROUP_\d+$")
 """Ends the variables of one component of a heterogeneous job."""
-_WHOLE = ("nodes", "ntasks", "cpus-per-task", "mem")
-"""Options of which a step has as much as the job, unless it says otherwise."""
-_PARTS = frozenset(
-    {"overlap", "exact", "nodelist", "exclude", "relative", "het-group", "gpus", "w", "x", "r"}
-)
-"""Options with which steps share the job."""
+_OF_STEPS = ("SLURM_OVERLAP", "SLURM_STEP_GRES")
+"""Variables that set options of steps (srun(1), INPUT ENVIRONMENT VARIABLES)."""
 _OF_MPI = {
     "OMPI_COMM_WORLD_RANK": "SLURM_PROCID",
     "OMPI_COMM_WORLD_LOCAL_RANK": "SLURM_LOCALID",
@@ -54,14 +50,15 @@ _MPI = re.compile("mpirun|mpiexec|orterun|prterun")
 
 def faults(
     text: str,
-    directives: Mapping[str, str],
+    components: Sequence[Mapping[str, str]],
     ignored: Sequence[int],
     seen: Sequence[ShellCommand],
     launch: CommandLaunch,
 ) -> Iterator[ScriptFault]:
-    """Yield the faults of a script with these directives, whose shell runs these commands
-    and this launch.
+    """Yield the faults of a script with these directives, those of each component of a
+    heterogeneous job, whose shell runs these commands and this launch.
     """
+    directives = components[0]  # the shell runs there
     if ignored:
         more = f", and {len(ignored) - 1} more" if ignored[1:] else ""
         why = "Slurm ignores #SBATCH after the first command"
@@ -88,14 +85,9 @@ def faults(
                 *(one.words[0], one.words[0].partition("=")[0]),
             )
             break
-    overlaps = "SLURM_OVERLAP" in text or "SLURM_OVERLAP" in launch.variables
-    if not overlaps and _waits(directives, seen):
-        yield ScriptFault(
-            " starts a step in the background that holds the whole job, GPUs included: the next"
-            " srun waits until it ends, unless one of them has --overlap",
-            *("--overlap", "srun"),
-            is_critical=False,
-        )
+    if not any(name in text or name in launch.variables for name in _OF_STEPS):
+        is_known = bool(launch.command) and not launch.problem
+        yield from steps.faults(components, seen, is_known=is_known)
     if once := _once(directives, seen, launch):
         yield ScriptFault(once, "srun", "python", is_critical=False)
     is_requeued = "requeue" in directives or any(
@@ -183,22 +175,6 @@ def _is_input(name: str, near: str) -> bool:
     option = name.removeprefix("SLURM_")
     valued = launcher_command.VALUED["srun"]
     return near == f"SLURM_JOB_{option}" and option.lower().replace("_", "-") in valued
-
-
-def _waits(job: Mapping[str, str], seen: Sequence[ShellCommand]) -> bool:
-    """Return whether a step waits for one in the background that has all resources of the job."""
-    is_held = False
-    for one in seen:
-        is_held = is_held and one.words != ("wait",)
-        step = launcher_command.parse(one.words, {}) if one.words[0] == "srun" else None
-        if step is None or step.is_partial or step.options.keys() & _PARTS:
-            continue
-        gpus, of_step = gpus_per_node(job), gpus_per_node({**job, **step.options})
-        if is_held and of_step:
-            return True
-        alike = all(step.options.get(key, job.get(key)) == job.get(key) for key in _WHOLE)
-        is_held = is_held or (one.end == "&" and alike and bool(gpus) and gpus == of_step)
-    return False
 
 
 def _may_trap_more(text: str, seen: Sequence[ShellCommand]) -> bool:

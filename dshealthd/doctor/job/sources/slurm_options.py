@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dshealthd.jobs.environment import natural
 
 _MEMORY = re.compile(r"(\d{1,12})([KMGTkmgt]?)B?")
 _GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?")
+
+
+_OF_GPUS = frozenset(
+    {"gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "ntasks-per-gpu"}
+)
+"""Options that say how many GPUs a job or step takes."""
+PLACES = frozenset({"nodelist", "exclude", "relative", "w", "x", "r"})
+"""Options that choose some of the nodes."""
 
 
 def tasks_per_node(options: Mapping[str, str]) -> int | None:
@@ -38,6 +46,58 @@ def gpus_per_node(options: Mapping[str, str]) -> int | None:
     total = _sum(options.get("gpus", ""))
     nodes = natural(options.get("nodes"))
     return total // nodes if total and nodes and total % nodes == 0 else None
+
+
+def with_nodes(asked: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what a job asks of Slurm, with the number of nodes where it follows from tasks."""
+    tasks, each = natural(asked.get("ntasks")), natural(asked.get("ntasks-per-node"))
+    return {"nodes": str(tasks // each), **asked} if tasks and each and tasks % each == 0 else asked
+
+
+def nodes_of(job: Mapping[str, str]) -> int | None:
+    """Return the nodes of a job; None where Slurm chooses their number."""
+    asked = with_nodes(job)
+    return natural(asked.get("nodes", "1" if asked.get("ntasks", "1") == "1" else ""))
+
+
+def nodes_of_step(job: Mapping[str, str], step: Mapping[str, str]) -> int | None:
+    """Return the nodes of a step: without an option those of its job, but none without a task
+    (srun(1), --nodes); None if unknown.
+    """
+    tasks = natural(step.get("ntasks"))
+    nodes = natural(step["nodes"]) if "nodes" in step else nodes_of(job)
+    if "nodes" not in step and step.keys() & PLACES:
+        nodes = 1 if tasks == 1 else None
+    return min(nodes, tasks) if nodes and tasks else nodes
+
+
+def gpus_of_step(job: Mapping[str, str], step: Mapping[str, str]) -> int | None:
+    """Return the GPUs that a step takes of all its nodes; None if unknown.
+
+    It takes all of its job's there unless it asks for some (srun(1), --gres).
+    """
+    own, nodes = step.keys() & _OF_GPUS, nodes_of_step(job, step)
+    if step.get("gres") == "none":
+        return 0
+    if own == {"gpus"}:
+        return _sum(step["gpus"])
+    if nodes is None:
+        return None
+    rest = {name: value for name, value in job.items() if name not in _OF_GPUS}
+    each = gpus_per_node({**rest, **step, "nodes": str(nodes)} if own else job)
+    return None if each is None else nodes * each
+
+
+def together(components: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return what components of a heterogeneous job are given together: their nodes, and options
+    that are the same in all.
+    """
+    first, *others = [with_nodes(one) for one in components] or [{}]
+    common = {name: value for name, value in first.items() if name != "nodes" or not others}
+    for one in others:
+        common = {name: value for name, value in common.items() if one.get(name) == value}
+    counts = [natural(one.get("nodes", "1")) or 0 for one in (first, *others)]
+    return {**common, "nodes": str(sum(counts))} if others and all(counts) else common
 
 
 def _sum(text: str) -> int | None:

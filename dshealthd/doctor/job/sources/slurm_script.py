@@ -15,6 +15,7 @@ from typing import Any
 from dshealthd.doctor.job.sources import (
     deepspeed_config,
     expansion,
+    kept,
     launcher_command,
     programs,
     reach,
@@ -30,8 +31,14 @@ from dshealthd.doctor.job.sources.launcher_command import (
     long_option,
 )
 from dshealthd.doctor.job.sources.shell_faults import ScriptFault
-from dshealthd.doctor.job.sources.slurm_options import gpus_per_node, tasks_per_node
+from dshealthd.doctor.job.sources.slurm_options import (
+    gpus_per_node,
+    tasks_per_node,
+    together,
+    with_nodes,
+)
 from dshealthd.doctor.job.sources.source import training_variables
+from dshealthd.doctor.job.sources.steps import groups
 from dshealthd.jobs.environment import natural
 
 ALLOCATION = {
@@ -80,6 +87,8 @@ class SlurmScript:
     """The text of the training's program, if that is there."""
     alternatives: Sequence[LauncherCommand] = ()
     """Where conditions decide which launch runs: each of them."""
+    others: int = 0
+    """Components of a heterogeneous job in which its launch does not run."""
     config: deepspeed_config.Parsed | None = None
     """The configuration of DeepSpeed that it writes itself, if its text is known."""
 
@@ -98,17 +107,11 @@ def requested(
         else {option: variables[name] for name, option in ALLOCATION.items() if name in variables}
     )
     step = outer.options if outer else {}
-    whole = {**_with_nodes(found), **step}
+    whole = {**with_nodes(found), **step}
     nodes, tasks = natural(whole.get("nodes")), natural(step.get("ntasks"))
     if nodes and tasks and tasks < nodes:  # a step has no node without a task (srun(1), --nodes)
         whole["nodes"] = str(tasks)
     return whole
-
-
-def _with_nodes(asked: Mapping[str, str]) -> Mapping[str, str]:
-    """Return what a job asks of Slurm, with the number of nodes where it follows from tasks."""
-    tasks, each = natural(asked.get("ntasks")), natural(asked.get("ntasks-per-node"))
-    return {"nodes": str(tasks // each), **asked} if tasks and each and tasks % each == 0 else asked
 
 
 def parse(
@@ -141,6 +144,9 @@ def parse(
         name: environment[name] if natural(environment[name]) else "$_" for name in defaulted
     }
     variables |= _slurm_variables(directives)
+    for number, one in enumerate(components) if components[1:] else ():
+        ends = f"_HET_GROUP_{number}"  # slurm.schedmd.com/heterogeneous_jobs.html
+        variables |= {f"{name}{ends}": text for name, text in _slurm_variables(one).items()}
     given = frozenset(variables)
     seen: list[shell.ShellCommand] = []
     same = os.path.normpath
@@ -180,8 +186,7 @@ def parse(
     left = {name: name in reader.exported for name in sorted(read_there & reader.assigned - given)}
     outer = launch.command.find("srun") if launch.command else None
     step = outer.options if outer else {}
-    at = natural(step.get("het-group", "0"))  # None for several
-    component = components[at] if at is not None and at < len(components) else {}
+    chosen = [components[at] for at in groups(step) if at < len(components)]
     called = list(calls(seen, found))
     config = written(launch.command.config) if launch.command else ""
     assigned = {name: name in reader.exported for name in reader.assigned}
@@ -189,9 +194,11 @@ def parse(
         [name for one in launch.command.chain() for name in one.variables] if launch.command else ()
     )
     needed = {**carried, **training_variables(dict.fromkeys(in_front, ""))}
-    crossing = reach.faults(seen, called, assigned, needed, is_batch=bool(directives))
+    crossing = reach.faults(
+        *(seen, called, assigned, needed, launch.variables), is_batch=bool(directives)
+    )
     return SlurmScript(
-        component,
+        together(chosen),
         launch.variables,
         launch.command,
         problem or launch.problem,
@@ -201,13 +208,15 @@ def parse(
         {name: one for name, one in unset(directives).items() if re.search(rf"\b{name}\b", lines)},
         [
             *refused,
-            *slurm_faults.faults(lines, directives, ignored, seen, launch),
+            *slurm_faults.faults(lines, components, ignored, seen, launch),
             *crossing,
+            *kept.faults(seen, launch.variables, directives),
             *shell_faults.faults(lines, seen),
         ],
         called,
         found(_program(launch.command)),
         launch.alternatives,
+        len(components) - len(chosen),
         deepspeed_config.parse(config) if config and "$" not in config else None,
     )
 
@@ -272,7 +281,7 @@ def _slurm_variables(directives: Mapping[str, str]) -> expansion.Variables:
     }
     if not directives:
         return found
-    directives = _with_nodes(directives)
+    directives = with_nodes(directives)
     found |= {
         name: directives[option] for name, option in ALLOCATION.items() if option in directives
     }
