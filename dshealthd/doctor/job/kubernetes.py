@@ -144,6 +144,16 @@ def _agree(start: PodStart) -> Iterator[str]:
             yield f"{name} is {shown}: pods of one launch never meet"
 
 
+def _apart(start: PodStart) -> Iterator[str]:
+    """Yield a torchrun that meets within its own pod, though the pods are one launch."""
+    inner, pods = start.torchrun, sum(one.count for one in start.alike if one.gpus)
+    if inner is None or start.pod.kind not in _OF_ONE_LAUNCH or pods == 1:
+        return
+    if "standalone" in inner.options or start.layout.nodes == 1:
+        option = "--standalone" if "standalone" in inner.options else "--nnodes=1"
+        yield f"torchrun {option} meets within its pod: each of {pods} trains by itself"
+
+
 def _option(pod: PodTemplate, name: str) -> str:
     """Return an option of the pod's torchrun; empty without one."""
     inner = pod.command.find("torchrun") if pod.command else None
@@ -219,6 +229,7 @@ _REFUSED = (
     ("env", _not_given),
     ("env", _undefined),
     ("rendezvous", _agree),
+    ("rendezvous", _apart),
     ("slotsPerWorker", within(
         "processes of the operator's hosts", operator.le, "slots",
         "mpirun -np {0}, but workers have {1:slot}")),

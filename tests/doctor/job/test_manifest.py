@@ -523,6 +523,15 @@ MANIFESTS = (
      "PyTorchJob llm, Master and Worker: port is 2 in Master but 1 in Worker: pods of one"),
     (changed(pytorchjob(POD), ("=c10d", "=c10d --rdzv-id=a"), count=1), OK, "2 pods"),
     *(
+        (changed(scene, ("--nnodes=2", given)), *says)
+        for given in ("--standalone", "--nnodes=1")
+        for scene, *says in (
+            (pytorchjob(POD), CRITICAL, f"torchrun {given} meets within its pod: each of 2 trains"),
+            (changed(pytorchjob(POD), ("Worker:\n      replicas: 1", "Worker:\n      replicas: 0")),
+             OK, "1 pod with"),
+        )
+    ),
+    *(
         (changed(GROUPS, ("workerT", "leaderT")) + inside(_OF_GROUP.format(1), 6)
          + f"\n    workerTemplate:\n      {inside(_OF_GROUP.format(port), 6)}", *says)
         for port, *says in ((1, OK, "2 pods"), (2, CRITICAL, "port is 1 in leaderTemplate but 2"))
