@@ -394,6 +394,9 @@ SCRIPTS = (
     # without its variable, what `#SBATCH --export` says holds for the job alone
     (_NONE, CRITICAL, "--export=NONE holds for srun, too"),
     (_NONE.replace("srun", "unset SLURM_EXPORT_ENV\nsrun"), OK, ""),
+    # what only shows a variable does not pass it on
+    (_NONE.replace("srun", "echo $MASTER_ADDR\nsrun"), CRITICAL, "holds for srun, too"),
+    (_NONE.replace("srun", "echo $MASTER_ADDR > here\nsrun"), OK, ""),
     # launches that run at once on a node cannot share a port
     (_AT_ONCE.format(""), CRITICAL, _ONE_PORT),
     (_AT_ONCE.format("--standalone"), OK, ""),

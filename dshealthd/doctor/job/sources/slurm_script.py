@@ -174,6 +174,7 @@ def parse(
         and not programs.is_foreign(one.document, one.target)
     ]
     read_there = {name for one in texts for name in one.reads}
+    used = re.sub(r"(?m)^\s*(?:echo|printf)\s[^>|]*$", "", text)  # but for what only shows it
     carried = {
         name: name in reader.exported
         for name in training_variables(launch.variables)
@@ -181,7 +182,7 @@ def parse(
         and name not in given
         and not name.startswith("SLURM_")  # which srun reads itself
         # its own default, NAME=${NAME:-VALUE}, is no use of it
-        and not re.search(rf"(?<!{name}=)\$\{{?{name}\b|\bunset\b[^\n]*\b{name}\b", text)
+        and not re.search(rf"(?<!{name}=)\$\{{?{name}\b|\bunset\b[^\n]*\b{name}\b", used)
     }
     left = {name: name in reader.exported for name in sorted(read_there & reader.assigned - given)}
     outer = launch.command.find("srun") if launch.command else None
