@@ -110,7 +110,7 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer,
     empty = statistics.files == len(files) and not statistics.bytes
     if empty or len(unread) == len(files) + len(refused):
         raise logs.InputError(unread[0] if unread else f"{names[0]}: nothing to read")
-    unread += statistics.ended_early
+    unread += statistics.unread
     events = recognizer.found.events
     events[:] = [event for event in events if (event.pattern, event.says) not in usual]
     for facts, healthy_one in itertools.product(recognizer.found.sources, good.found.sources):

@@ -37,6 +37,10 @@ Finder: TypeAlias = "Callable[[bytes], Sequence[int]]"
 """Returns ascending offsets in a block of whole lines, at least one in each that may match."""
 _SKIPPED = (".pt", ".pth", ".bin", ".safetensors", ".so", ".py", ".pyc", ".png", ".whl", ".npy")
 _PIPES = ("/dev/stdin", "/dev/fd/")
+_TEXT = bytes((0, *b"\a\b\t\n\v\f\r\x1b", *range(0x20, 0x7F), *range(0x80, 0x100)))
+"""What text in any encoding consists of, what a terminal obeys, and the zeros of a file that was
+truncated or not written out.
+"""
 _MESSAGES = ("log", "MESSAGE", "message", "msg", "line")
 _TIMES = ("time", "timestamp", "@timestamp", "ts", "__REALTIME_TIMESTAMP")
 _HOSTS = ("_HOSTNAME", "hostname", "host", "node")
@@ -66,8 +70,8 @@ class Statistics:
     """Lines longer than MAX_LINE."""
     unfinished: set[str] = field(default_factory=set)
     """Logs whose last line is unfinished."""
-    ended_early: list[str] = field(default_factory=list)
-    """Which logs could be read only up to a place, and why."""
+    unread: list[str] = field(default_factory=list)
+    """Which logs could be read only in part, or are no logs, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +222,20 @@ def read(
         file = stream or open_log(name, closing)
         blocks = _blocks(file, statistics, name)
         block = next(blocks, b"")
+        if not _is_text(block[:EDGE]):
+            statistics.unread.append(f"not text: {name}")
         while block:
             # Read one block ahead, as the end of the last one is always examined.
             following = next(blocks, b"")
             yield from examiner.take(block, is_last=not following)
             block = following
+
+
+def _is_text(beginning: bytes) -> bool:
+    """Return whether at least half of it is lines of text, as a few odd bytes hide nothing."""
+    lines = beginning.split(b"\n")
+    odd = [line for line in lines if line.translate(None, _TEXT)]
+    return sum(map(len, odd)) <= sum(map(len, lines)) / 2
 
 
 def _windows(
@@ -266,7 +279,7 @@ def _blocks(file: IO[bytes], statistics: Statistics, name: str) -> Iterator[byte
             reason = f"{name}: {getattr(error, 'strerror', None) or error}"
             if is_empty:
                 raise InputError(reason) from error
-            statistics.ended_early.append(f"not read to its end: {reason}")  # MAX_FILES bounds them
+            statistics.unread.append(f"not read to its end: {reason}")  # MAX_FILES bounds them
             data = b""
         if not data:
             break

@@ -8,6 +8,7 @@ import lzma
 import os
 import random
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +125,27 @@ def test_odd_bytes(data: bytes, field: str, tmp_path: Path) -> None:
     assert command.conclude(recognizer).slug == "cuda-oom"
     if field:
         assert getattr(recognizer.found.statistics, field) > 0
+
+
+@pytest.mark.parametrize(
+    ("data", "outcome"),
+    [
+        (random.Random(0).randbytes(100_000), "undecided"),
+        (Path(sys.executable).read_bytes()[:1_000_000], "undecided"),
+        ("步骤 1 完成\n".encode("gbk") * 99, "nothing"),
+        ("étape 1\n".encode("latin-1") * 99, "nothing"),
+        ("step 1\n".encode("utf-16"), "nothing"),
+        (bytes(1 << 16) + b"\x1b[32mstep 1\x1b[0m\r\n" * 99, "nothing"),
+        (b"step 1\n" * 50 + b"step \x01\n" * 50, "nothing"),
+        (b"step 1\n" * 50 + b"step \x01\n" * 51, "undecided"),
+    ],
+)
+def test_what_is_no_text_is_said_to_be_none(data: bytes, outcome: str, tmp_path: Path) -> None:
+    """A checkpoint or a program in place of a log is no run that went well."""
+    (tmp_path / "job.out").write_bytes(data)
+    recognizer, unread = command.read([str(tmp_path)])
+    assert unread == [f"not text: {tmp_path}/job.out"] * (outcome == "undecided")
+    assert command.conclude(recognizer, unread).outcome == outcome
 
 
 def test_long_names_take_no_time() -> None:
