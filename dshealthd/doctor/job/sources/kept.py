@@ -31,19 +31,14 @@ _OF_TASK = re.compile(r"(?:^|_)(?:name|version|suffix|id|tag|rank|run|experiment
 _COPIES = frozenset({"cp", "mv", "rsync", "tar", "rclone", "aws", "gsutil", "gcloud", "azcopy"})
 _TO_LAST = frozenset({"cp", "mv", "rsync", "scp"})
 """Commands whose last argument is where files go."""
-_KEEPS_NOTHING = frozenset(
-    "mkdir rm rmdir ls du df cd pushd echo printf test [ [[ chmod chown touch stat trap"  # noqa: SIM905
-    " set export ulimit umask date true false : sleep wait".split()
-)
+_KEEPS_NOTHING = frozenset((
+    *("mkdir", "rm", "rmdir", "ls", "du", "df", "cd", "pushd", "echo", "printf", "test", "[", "[["),
+    *("chmod", "chown", "touch", "stat", "trap", "set", "export", "ulimit", "umask", "date"),
+    *("true", "false", ":", "sleep", "wait"),
+))  # fmt: skip
 """Commands that copy nothing out of a folder that they name."""
 _TO_NODES = frozenset({"srun", "sbcast"}) | programs.ELSEWHERE
 """Commands that reach other nodes."""
-
-
-def arguments(words: Sequence[str], variables: Mapping[str, str]) -> Sequence[str]:
-    """Return the words of a command, of a launcher those of what it starts."""
-    launch = launcher_command.parse(words, variables)
-    return list(launch.chain())[-1].arguments if launch else words
 
 
 def faults(
@@ -54,7 +49,7 @@ def faults(
     """Yield where a training saves what nothing keeps, or reads what its nodes do not have."""
     every, left = [*seen, *_handlers(seen, variables)], MAX_PATHS
     for at, one in enumerate(seen):
-        for option, path in launcher_command.saves(arguments(one.words, variables)):
+        for option, path in launcher_command.saves(launcher_command.started(one.words, variables)):
             behind = [word for other in every[at + 1 :] for word in _removed(other)]
             is_removed = any(_is_below(path, word) for word in behind)
             is_of_node = bool(directives) and OF_NODE.match(path) is not None
@@ -80,7 +75,7 @@ def _overwritten(
 ) -> Iterator[ScriptFault]:
     """Yield a folder in which all tasks of an array save at once."""
     for one in seen:
-        words = arguments(one.words, variables)
+        words = launcher_command.started(one.words, variables)
         is_of_task = any(_OF_TASK.search(f"{name}={value}") for name, value in _named(words))
         for option, path in launcher_command.saves(words):
             is_common = "$" not in _COMMON.sub("", path) and not one.is_conditional

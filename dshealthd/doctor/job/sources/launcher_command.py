@@ -297,6 +297,12 @@ def parse(
     return find_launch([command], dict(environment), is_task=is_task).command
 
 
+def started(words: Sequence[str], environment: Mapping[str, str]) -> Sequence[str]:
+    """Return the words of a command, of a launcher those of what it starts."""
+    launch = parse(words, environment)
+    return list(launch.chain())[-1].arguments if launch else words
+
+
 def with_defaults(
     command: LauncherCommand, variables: Mapping[str, str], *, is_partial: bool = False
 ) -> LauncherCommand:

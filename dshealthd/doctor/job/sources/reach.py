@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.doctor.job.sources import launcher_command
-from dshealthd.doctor.job.sources.kept import arguments
 from dshealthd.doctor.job.sources.shell_faults import ScriptFault
 from dshealthd.doctor.job.sources.source import training_variables
 
@@ -78,11 +77,11 @@ def crossing(call: Call, *, is_batch: bool) -> Crossing | None:
     return None
 
 
-def saves(words: Sequence[str], variables: Mapping[str, str]) -> list[tuple[str, str]]:
+def _written(words: Sequence[str], variables: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return where what a command starts writes, also by the text of a shell."""
     found = [
         *launcher_command.outputs(words),
-        *launcher_command.outputs(arguments(words, variables)),
+        *launcher_command.outputs(launcher_command.started(words, variables)),
     ]
     return list(dict.fromkeys(found))
 
@@ -120,15 +119,15 @@ def faults(
                 f" {'it' if len(lost) == 1 else 'them'} on to its processes without {way.remedy}",
                 *(lost[0], call.program),
             )
-        saved = saves((call.program, *call.words), variables)
-        yield from _ending(call.program, call.options, saved)
+        written = _written((call.program, *call.words), variables)
+        yield from _ending(call.program, call.options, written)
         yield from _unmounted(call.program, call.options, call.words)
     for at, one in enumerate(seen):
         yield from _outside(one, seen[at + 1 : at + 2])
         if one.words[0] == "srun" and (step := launcher_command.parse(one.words, {})):
             yield from _cut(step.options.get("export", ""))
             options = {name: [value] for name, value in step.options.items()}
-            yield from _ending("srun", options, saves(one.words, variables))
+            yield from _ending("srun", options, _written(one.words, variables))
             yield from _unmounted("srun", options, step.arguments)
 
 
@@ -184,7 +183,7 @@ def _is_in(path: str, folders: Iterable[str]) -> bool:
 
 
 def _ending(
-    program: str, options: Mapping[str, Sequence[str]], saved: Sequence[tuple[str, str]]
+    program: str, options: Mapping[str, Sequence[str]], written: Sequence[tuple[str, str]]
 ) -> Iterator[ScriptFault]:
     """Yield a path where the processes of a container write that ends with the container."""
     mounts = _mounts(program, options)
@@ -200,7 +199,7 @@ def _ending(
         whose, alike = "its home is its own", re.compile(rf"(?:{_OF_HOME})(?:/|$)")
     # docker has nothing of the host but its mounts
     has_all = program in _CONTAINERS and is_known and not {"open", *_MORE_MOUNTS} & options.keys()
-    for option, path in saved:
+    for option, path in written:
         is_own = path.startswith("/") and (has_all or _top(path) in own)
         if alone and alike.match(path) and not _is_in(path, mounts.values()):
             yield ScriptFault(
